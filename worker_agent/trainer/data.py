@@ -28,7 +28,7 @@ from worker_agent.trainer.state import write_atomically
 
 # Packaged separately by some distributors, generated per machine, or tables rather than text.
 _SKIPPED_PARTS = frozenset(
-    "test tests idlelib lib2to3 distutils ensurepip tkinter turtledemo encodings site-packages dist-packages __pycache__".split()
+    "test tests idlelib lib2to3 distutils ensurepip tkinter turtledemo encodings pydoc_data site-packages dist-packages __pycache__".split()
 )
 _SKIPPED_PREFIXES = ("_sysconfigdata", "sitecustomize", "config-", "__phello__", "turtle")
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -36,7 +37,7 @@ from worker_agent.trainer.assemble import assemble
 from worker_agent.trainer.distributed import Group
 from worker_agent.trainer.errors import EXIT_DONE, EXIT_ERROR, TrainerError
 from worker_agent.trainer.exchange_local import LocalCoordinator, RoundRecord, StepsFor
-from worker_agent.trainer.inner import ComputeOptions, Island
+from worker_agent.trainer.inner import ComputeOptions
 from worker_agent.trainer.learner import Learner
 from worker_agent.trainer.state import OuterState, save_snapshot
 
@@ -122,9 +123,7 @@ def _run_learners(
         home.mkdir(parents=True, exist_ok=True)
         exchange = coordinator.admit(member_id)
 
-        def build(run: RunSpec, home: Path = home) -> Island:
-            return assemble(run, exchange, home, Group(), options)  # noqa: B023 - artifacts are the coordinator's: any end will do
-
+        build = partial(assemble, exchange=exchange, workdir=home, group=Group(), options=options)
         learners.append(Learner(exchange, build, home, stop=stop, gate=gate))
 
     def serve(learner: Learner) -> None:
