@@ -1,0 +1,87 @@
+# Archipelago. `make` alone lists what can be done.
+#
+# Everything works from a clean clone with python3.11, git and make: each target that needs the virtual environment
+# depends on its stamp, and the stamp depends on the locks, so a changed lock reinstalls by itself.
+
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# torch is in no lock: which build is right depends on the machine. Where there is no GPU, point pip at a CPU build
+# (`make venv TORCH_ARGS="--index-url ..."` or pip's own configuration); a plain install works everywhere but is larger.
+TORCH      ?= torch==2.13.0
+TORCH_ARGS ?=
+
+# Tests and checks never talk to a hub, a tracker or a real payment provider.
+export PYTHONDONTWRITEBYTECODE ?= 1
+export DJANGO_SETTINGS_MODULE ?= marketplace.settings
+
+PIP     := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST  ?= $(BIN)/python -m pytest
+ARGS    ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo dev test prove check bench lock lock-check schema screenshots format clean
+
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## Make the virtual environment and install the locked dependencies (CPU torch first)
+
+$(STAMP): requirements/dev.txt requirements/trainer.txt worker_agent/pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or name one with PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --require-hashes -r requirements/trainer.txt
+	$(PIP) install --quiet $(TORCH_ARGS) $(TORCH)
+	$(PIP) install --quiet --require-hashes -r requirements/dev.txt
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable ./worker_agent
+	@touch $@
+
+demo: $(STAMP) ## The main line in the terminal: three islands train one model, billed to the GPU-second
+	$(BIN)/python manage.py demo $(ARGS)
+
+dev: $(STAMP) ## Run the whole stack on this machine and stay up (Ctrl-C stops it)
+	$(BIN)/python manage.py dev $(ARGS)
+
+test: $(STAMP) ## Every test but the slow proofs (ARGS="-k name" passes options on)
+	$(PYTEST) -m "not prove" $(ARGS)
+
+prove: $(STAMP) ## The slow proofs: kills, races and whole runs
+	$(PYTEST) -m prove $(ARGS)
+
+check: $(STAMP) ## Format, lint, types, import contracts, migrations, deployment checks, locks
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python manage.py makemigrations --check --dry-run
+	$(BIN)/python -m marketplace.devstack.deploycheck
+	$(MAKE) --no-print-directory lock-check
+
+format: $(STAMP) ## Rewrite the sources in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## Run the benchmarks (ARGS=name runs one)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+UV_COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
+
+lock: $(STAMP) ## Resolve requirements/*.in into the locks (ARGS=--upgrade takes newer releases)
+	$(UV_COMPILE) $(ARGS) requirements/dev.in -o requirements/dev.txt
+	@for name in base embedded trainer; do \
+		$(UV_COMPILE) -c requirements/dev.txt requirements/$$name.in -o requirements/$$name.txt || exit 1; done
+
+lock-check: $(STAMP) ## Fail when a lock no longer says what its .in file asks for
+	$(BIN)/python -m marketplace.devstack.lockcheck
+
+schema: $(STAMP) ## Write the OpenAPI schema the tests hold the server to
+	$(BIN)/python manage.py spectacular --validate --fail-on-warn --file tests/contract/openapi.yaml
+
+screenshots: $(STAMP) ## Take the pictures of the README from a running demo
+	$(BIN)/python -m tests.e2e.screenshots $(ARGS)
+
+clean: ## Remove the embedded stack's state and caches (the virtual environment stays)
+	rm -rf .archipelago .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis htmlcov .coverage build

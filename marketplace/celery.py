@@ -1,0 +1,48 @@
+"""The Celery application: queues and the beat table.
+
+Invariant: rows hold the work, a message is only a wake-up. Losing every message costs the interval of the matching sweep
+below, never work; so messages expire before the next beat and no result is stored.
+"""
+
+from __future__ import annotations
+
+import os
+
+from celery import Celery
+from kombu import Queue
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "marketplace.settings")
+
+# One queue a kind of urgency: a slow feed must never sit in front of a tick.
+SCHEDULING = "scheduling"
+MONEY = "money"
+CHORES = "chores"
+QUEUES = (SCHEDULING, MONEY, CHORES)
+
+TICK_S = 2.0
+SWEEP_S = 5.0
+MONEY_S = 10.0
+FEEDS_S = 3600.0
+
+
+def _beat(task: str, every_s: float, queue: str) -> dict[str, object]:
+    return {"task": task, "schedule": every_s, "options": {"queue": queue, "expires": every_s}}
+
+
+app = Celery("archipelago")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.conf.update(
+    task_queues=[Queue(name) for name in QUEUES],
+    task_default_queue=CHORES,
+    task_routes={"scheduler.tasks.*": {"queue": SCHEDULING}, "marketplace.billing.tasks.*": {"queue": MONEY}},
+    beat_schedule={
+        "tick": _beat("scheduler.tasks.tick", TICK_S, SCHEDULING),
+        "sweep": _beat("scheduler.tasks.sweep", SWEEP_S, SCHEDULING),
+        "billing-inbox": _beat("marketplace.billing.tasks.process_inbox", MONEY_S, MONEY),
+        "billing-outbox": _beat("marketplace.billing.tasks.process_outbox", MONEY_S, MONEY),
+        "refresh-feeds": _beat("marketplace.catalog.tasks.refresh_feeds", FEEDS_S, CHORES),
+    },
+)
+# `scheduler` is no Django app: it owns no table. It is named here, as a string, so that nothing of ours imports it.
+app.autodiscover_tasks()
+app.autodiscover_tasks(["scheduler"])

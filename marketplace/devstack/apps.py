@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class DevstackConfig(AppConfig):
+    name = "marketplace.devstack"
+    label = "devstack"

@@ -1,0 +1,11 @@
+"""The addresses of the product: pages at the root, the customers' API below /api/v1/, the agents' below /api/agent/v1/."""
+
+from __future__ import annotations
+
+from django.urls import URLPattern, URLResolver, include, path
+from drf_spectacular.views import SpectacularAPIView
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("accounts/", include("allauth.account.urls")),
+    path("api/v1/schema", SpectacularAPIView.as_view(), name="api-schema"),
+]

@@ -1,0 +1,48 @@
+"""What every test can ask for. Servers are real, start only when a test needs them, and die with the test process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import TestPostgres, running_postgres
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[TestPostgres | None]:
+    """The database server of this test process; None when DATABASE_URL names one."""
+    if os.environ.get("DATABASE_URL"):
+        yield None
+        return
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(postgres_server: TestPostgres | None) -> None:
+    """Point Django at the embedded server, the moment a test first needs a database and not before."""
+    from django.db import connections
+
+    settings = connections["default"].settings_dict
+    name = os.environ.get("ARCHIPELAGO_TEST_DB") or "test_archipelago"
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    settings["TEST"]["NAME"] = f"{name}_{worker}" if worker else name
+    if postgres_server is not None:
+        settings.update(
+            HOST="127.0.0.1",
+            PORT=str(postgres_server.port),
+            USER=postgres_server.user,
+            PASSWORD=postgres_server.password,
+            NAME="postgres",
+        )
+
+
+@pytest.fixture(scope="session")
+def test_database_url(django_db_setup: None) -> str:
+    """The test database's URL, for processes of ours that a test starts."""
+    from django.db import connections
+
+    s = connections["default"].settings_dict
+    return f"postgresql://{s['USER']}:{s['PASSWORD']}@{s['HOST']}:{s['PORT']}/{s['NAME']}"

@@ -1,0 +1,101 @@
+"""Servers for a test process: started here, bound to this process's life, side by side with those of other processes.
+
+Invariant: a test process owns one numbered slot below the state directory, guarded by a file lock the kernel releases
+when the process ends in whatever way. Data folders are kept between runs, because making one costs seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from marketplace.devstack.postgres import STOP_SIGNAL, Account, Postgres, PostgresError, free_port
+from marketplace.devstack.spawn import end, spawn
+from marketplace.devstack.state import DATABASE_USER, StateDir
+
+START_LIMIT_S = 30.0
+PASSWORD = "of-a-test-server"
+
+
+@dataclass(frozen=True)
+class TestPostgres:
+    __test__ = False
+
+    port: int
+    user: str
+    password: str
+
+    def url(self, database: str) -> str:
+        return f"postgresql://{self.user}:{self.password}@127.0.0.1:{self.port}/{database}"
+
+
+def wait_until(condition: Callable[[], bool], *, limit_s: float, what: str, every_s: float = 0.05) -> None:
+    """Poll a real server until it is so; the only place where a test lets real time pass."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"after {limit_s:g} s still not so: {what}")
+        time.sleep(every_s)
+
+
+@contextlib.contextmanager
+def _slot() -> Iterator[Path]:
+    """The first free slot, ours until this process ends."""
+    home = StateDir.from_environ().path / "tests"
+    if not Account.for_servers().may_reach(home):
+        home = Path(tempfile.gettempdir()) / "archipelago-tests"
+    home.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count():
+        lock: IO[str] = open(home / f"slot-{number}.lock", "w")  # noqa: SIM115 - held open for as long as the slot is ours
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        with lock:
+            yield home / f"slot-{number}"
+        return
+
+
+@contextlib.contextmanager
+def running_postgres() -> Iterator[TestPostgres]:
+    with _slot() as slot:
+        slot.mkdir(exist_ok=True)
+        try:
+            yield from _serve(slot)
+        except PostgresError:
+            # Data without fsync does not survive a power cut: start from nothing, once.
+            shutil.rmtree(slot / "postgres", ignore_errors=True)
+            yield from _serve(slot)
+
+
+def _serve(slot: Path) -> Iterator[TestPostgres]:
+    server = Postgres(slot / "postgres", free_port(), PASSWORD, fragile=True)
+    server.prepare()
+    with open(slot / "postgres.log", "wb") as log:
+        child = spawn(
+            server.command(),
+            env={"LC_ALL": "C.UTF-8"},
+            log=log,
+            cwd="/",
+            death_signal=STOP_SIGNAL,
+            uid=server.account.uid,
+            gid=server.account.gid,
+        )
+        try:
+            deadline = time.monotonic() + START_LIMIT_S
+            while not server.ready():
+                if child.poll() is not None or time.monotonic() > deadline:
+                    raise PostgresError(f"the test database did not start:\n{(slot / 'postgres.log').read_text()[-2000:]}")
+                time.sleep(0.05)
+            yield TestPostgres(server.port, DATABASE_USER, PASSWORD)
+        finally:
+            end(child, how=STOP_SIGNAL)

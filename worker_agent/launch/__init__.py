@@ -1,0 +1,1 @@
+"""How an assignment becomes processes: one file a launcher, the same four functions in each."""
