@@ -77,6 +77,11 @@ class Group:
             tensor.copy_(flat[offset : offset + tensor.numel()].view_as(tensor))
             offset += tensor.numel()
 
+    def part(self) -> None:
+        """Meet once more before the group is closed: a rank whose peer is gone already may abort in gloo's destructor."""
+        if self.size > 1:
+            dist.barrier()
+
     def close(self) -> None:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()

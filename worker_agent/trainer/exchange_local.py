@@ -194,6 +194,7 @@ class LocalCoordinator:
                     return SubmitReply(accepted=False, reason=reason)
                 current.refused.pop(member_id, None)
                 current.submissions[member_id] = request
+                self._wake()
             self._tick()
             return SubmitReply(accepted=True)
 

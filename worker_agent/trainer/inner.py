@@ -133,6 +133,7 @@ class Island:
     def stop(self) -> None:
         """Let the other processes of the island end."""
         self._announce(_Message("stop"))
+        self.group.part()
 
     def follow(self) -> None:
         """Ranks other than 0: do as announced until told to stop."""
@@ -145,6 +146,7 @@ class Island:
             elif message.call == "evaluate":
                 self._evaluate()
             else:
+                self.group.part()
                 return
 
     def _announce(self, message: _Message) -> None:
