@@ -1,9 +1,9 @@
 """The payload: one member's pseudo-gradient of one round as bytes. The byte format is written in worker_agent.protocol.
 
-Invariants. `decode(encode(x))` differs from x by at most half a scale per value (int4, int8), so what error feedback keeps
-is exact: decoded + residual == x, bit for bit, since by Sterbenz's lemma the difference of two values within a factor of
-two of each other has no rounding. Bytes from a stranger raise PayloadError and nothing else, before memory is set aside for
-what they claim to hold.
+Invariants. `decode(encode(x))` differs from x by at most half a scale per value (int4, int8), so what error feedback
+keeps is exact: decoded + residual == x, bit for bit, since by Sterbenz's lemma the difference of two values within a
+factor of two of each other has no rounding. Bytes from a stranger raise PayloadError and nothing else, before memory
+is set aside for what they claim to hold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Codec = Literal["fp32", "bf16", "int8", "int4"]
 
 _MAX_HEADER_BYTES = 4096
 _MAX_BLOCK = 65_536
-_MAX_SCALE = 65_504.0  # the largest finite fp16: a value beyond scale * limit is clipped, and the residual keeps the rest
+_MAX_SCALE = (
+    65_504.0  # the largest finite fp16: a value beyond scale * limit is clipped, and the residual keeps the rest
+)
 _LIMITS: dict[str, int] = {"int8": 127, "int4": 7}
 
 
@@ -55,8 +57,9 @@ def encode(flat: Tensor, header: PayloadHeader) -> bytes:
 
 
 def encode_with_feedback(delta: Tensor, residual: Tensor | None, header: PayloadHeader) -> tuple[bytes, Tensor, Tensor]:
-    """Encode delta plus what earlier rounds left over. Returns (payload, decoded, new residual); the caller keeps the new
-    residual only once the round's manifest has the payload, or what was left out would be lost or counted twice."""
+    """Encode delta plus what earlier rounds left over. Returns (payload, decoded, new residual); the caller keeps the
+    new residual only once the round's manifest has the payload, or what was left out would be lost or counted
+    twice."""
     wanted = delta if residual is None else torch.add(delta, residual)
     payload = encode(wanted, header)
     decoded = decode(payload)
@@ -150,12 +153,16 @@ def _fp16_scales(absmax: Tensor, limit: int) -> Tensor:
     exact = (absmax / limit).clamp_(max=_MAX_SCALE)
     scales = exact.to(torch.float16)
     short = (scales.float() * limit < absmax) & (scales < _MAX_SCALE)
-    return (scales.view(torch.int16) + short.to(torch.int16)).view(torch.float16)  # the next fp16 up, as they are ordered
+    return (scales.view(torch.int16) + short.to(torch.int16)).view(
+        torch.float16
+    )  # the next fp16 up, as they are ordered
 
 
 def _decode_body(header: PayloadHeader, body: memoryview) -> Tensor:
     if header.codec in ("fp32", "bf16"):
-        flat = torch.frombuffer(bytearray(body), dtype=torch.float32 if header.codec == "fp32" else torch.bfloat16).float()
+        flat = torch.frombuffer(
+            bytearray(body), dtype=torch.float32 if header.codec == "fp32" else torch.bfloat16
+        ).float()
         if not torch.isfinite(flat).all():
             raise PayloadError("not_finite", "the payload has values that are not finite")
         return flat

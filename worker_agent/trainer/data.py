@@ -2,10 +2,11 @@
 
 Invariant: the held-out bytes are the last `heldout_bytes`, and no training window touches them.
 
-The built-in text is the Python sources of the running interpreter's standard library: real English (docstrings, comments)
-and real code, megabytes of it, on any machine that can run the trainer, with no download and no licence question. Parts
-which distributors split off, generate or leave out are not read, and files come in the order of their hashed paths, so that
-machines with the same Python version read the same bytes and the held-out end is a sample of the whole, not the letter z.
+The built-in text is the Python sources of the running interpreter's standard library: real English (docstrings,
+comments) and real code, megabytes of it, on any machine that can run the trainer, with no download and no licence
+question. Parts which distributors split off, generate or leave out are not read, and files come in the order of their
+hashed paths, so that machines with the same Python version read the same bytes and the held-out end is a sample of
+the whole, not the letter z.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ from worker_agent.trainer.state import write_atomically
 
 # Packaged separately by some distributors, generated per machine, or tables rather than text.
 _SKIPPED_PARTS = frozenset(
-    "test tests idlelib lib2to3 distutils ensurepip tkinter turtledemo encodings pydoc_data site-packages dist-packages __pycache__".split()
+    {"test", "tests", "idlelib", "lib2to3", "distutils", "ensurepip", "tkinter", "turtledemo"}
+    | {"encodings", "pydoc_data", "site-packages", "dist-packages", "__pycache__"}
 )
 _SKIPPED_PREFIXES = ("_sysconfigdata", "sitecustomize", "config-", "__phello__", "turtle")
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The bytes, split. `train` and `heldout` are uint8 vectors on the CPU, memory-mapped where they come from a file."""
+    """The bytes, split. `train` and `heldout` are uint8 vectors on the CPU, memory-mapped where they come from a
+    file."""
 
     train: Tensor
     heldout: Tensor
@@ -72,7 +75,8 @@ def _cut(text: Tensor, starts: Tensor, context: int) -> tuple[Tensor, Tensor]:
 
 
 def load_corpus(run: RunSpec, workdir: Path, context: int, artifact: Path | None = None) -> Corpus:
-    """`artifact` is the fetched file of BlobData. The path of a URL's file is kept in `workdir`, so that a restart reads it."""
+    """`artifact` is the fetched file of BlobData. The path of a URL's file is kept in `workdir`, so that a restart
+    reads it."""
     return Corpus.split(load_text(run.data, workdir, artifact), heldout_bytes=run.heldout_bytes, context=context)
 
 

@@ -1,10 +1,12 @@
 """Several processes of one island: plain data parallel over torch.distributed (gloo on CPUs, nccl on GPUs).
 
-Invariant: only rank 0 talks to the outside. It announces every order to the other ranks, so all of them make the same calls
-in the same sequence; and a step's gradient is the mean over the whole batch, whatever the number of ranks it is spread over.
+Invariant: only rank 0 talks to the outside. It announces every order to the other ranks, so all of them make the same
+calls in the same sequence; and a step's gradient is the mean over the whole batch, whatever the number of ranks it is
+spread over.
 
 Ranks come from torchrun-style variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) where they are set.
-Otherwise, with nproc > 1, rank 0 starts the others itself on this machine, meeting through a file in the work directory.
+Otherwise, with nproc > 1, rank 0 starts the others itself on this machine, meeting through a file in the work
+directory.
 """
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ class Group:
             offset += tensor.numel()
 
     def part(self) -> None:
-        """Meet once more before the group is closed: a rank whose peer is gone already may abort in gloo's destructor."""
+        """Meet once more before the group is closed: a rank whose peer is gone already may abort in gloo's
+        destructor."""
         if self.size > 1:
             dist.barrier()
 

@@ -1,7 +1,7 @@
 """How a member and its coordinator speak: the interface the learner is written against.
 
-Invariant: every call may be repeated. What a call means is the member's state, never the history of calls; an answer that
-was lost is asked for again.
+Invariant: every call may be repeated. What a call means is the member's state, never the history of calls; an answer
+that was lost is asked for again.
 
 Two implementations with one semantics: `exchange_http.HttpExchange` against the control plane and a blob store, and
 `exchange_local.LocalExchange` against a coordinator in this process (tests, `train` alone, the benchmark).
@@ -29,7 +29,8 @@ from worker_agent.protocol import (
 
 
 class Exchange(Protocol):
-    """Calls raise StaleGeneration, Gone, Unreachable, RequestRefused or BlobMissing (see errors) and nothing of httpx."""
+    """Calls raise StaleGeneration, Gone, Unreachable, RequestRefused or BlobMissing (see errors) and nothing of
+    httpx."""
 
     generation: int
     instance: str

@@ -1,8 +1,9 @@
 """The exchange over HTTPS: JSON to the control plane with the member's token, blobs by the URLs it hands out.
 
-Invariant: a failure to reach the other side is retried until the patience is used up, and only then is it Unreachable; an
-answer that says stop (409 stale_generation, 410 gone) is never retried. A blob is used only after its bytes have been
-hashed, and the member's token never goes to a blob URL: those are signed by themselves and may be another party's.
+Invariant: a failure to reach the other side is retried until the patience is used up, and only then is it
+Unreachable; an answer that says stop (409 stale_generation, 410 gone) is never retried. A blob is used only after its
+bytes have been hashed, and the member's token never goes to a blob URL: those are signed by themselves and may be
+another party's.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class HttpExchange:
         self._control = httpx.Client(
             headers={"Authorization": f"Bearer {member_token}"}, timeout=timeout, transport=transport
         )
-        self._blobs = httpx.Client(timeout=httpx.Timeout(120.0, connect=10.0), transport=transport, follow_redirects=True)
+        self._blobs = httpx.Client(
+            timeout=httpx.Timeout(120.0, connect=10.0), transport=transport, follow_redirects=True
+        )
         self._clock = clock
         self._jitter = jitter
         self._woken = threading.Event()
@@ -194,9 +197,7 @@ class HttpExchange:
         body = msgspec.json.encode(request)
 
         def attempt() -> R:
-            response = self._control.post(
-                self._base + path, content=body, headers={"Content-Type": "application/json"}
-            )
+            response = self._control.post(self._base + path, content=body, headers={"Content-Type": "application/json"})
             _check(response.status_code, lambda: response.content)
             try:
                 return msgspec.json.decode(response.content, type=reply)

@@ -1,11 +1,11 @@
-"""A coordinator in this process, with the semantics of the control plane's: for tests, for training alone, for benchmarks.
+"""A coordinator in this process, as the control plane is one: for tests, training alone and benchmarks.
 
-Invariant: what it answers depends on its state and its clock only, and it decides in member order, so the same roster gives
-the same rounds. One lock guards all of it; a change wakes whoever pauses.
+Invariant: what it answers depends on its state and its clock only, and it decides in member order, so the same roster
+gives the same rounds. One lock guards all of it; a change wakes whoever pauses.
 
-Rounds. Round 0 opens once `expected` members are ready. A later one opens with the seal of the one before, for all members
-that are there. It is sealed when each of its members has submitted or left; or when the quorum has and the grace is over;
-or at its deadline with what is there. Who joins in between takes part from the next round on.
+Rounds. Round 0 opens once `expected` members are ready. A later one opens with the seal of the one before, for all
+members that are there. It is sealed when each of its members has submitted or left; or when the quorum has and the
+grace is over; or at its deadline with what is there. Who joins in between takes part from the next round on.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ class LocalCoordinator:
             member.generation += 1
             member.instance = None
             self._wake()
-            return LocalExchange(self, member_id, generation=member.generation, instance=f"{member_id}.{member.generation}")
+            return LocalExchange(
+                self, member_id, generation=member.generation, instance=f"{member_id}.{member.generation}"
+            )
 
     def lose(self, member_id: str) -> None:
         """Its lease ran out: it is no longer waited for."""
@@ -256,12 +258,12 @@ class LocalCoordinator:
         if held < sealed:
             return PollReply(command="apply", server_time_ms=now, manifest=self.manifests[held])
         if self.finished:
-            command = "stop" if request.phase == "final" else "finish"
-            return PollReply(command=command, server_time_ms=now)
+            return PollReply(command="stop" if request.phase == "final" else "finish", server_time_ms=now)
         if self._round is None:
             self._open_if_ready()
         order = self._round.orders.get(member.id) if self._round else None
-        if order is None or self._round is None or member.id in self._round.submissions or request.phase == "submitted":
+        done = self._round is None or member.id in self._round.submissions or member.id in self._round.refused
+        if order is None or done or request.phase == "submitted":
             return PollReply(command="wait", server_time_ms=now)
         return PollReply(command="train", server_time_ms=now, next_poll_ms=1000, order=order)
 
@@ -283,7 +285,9 @@ class LocalCoordinator:
         number, before, now = len(self.manifests), self.tokens, self._clock_ms()
         step_tokens = self.run.batch_tokens // self.run.model.context * self.run.model.context
         deadline = now + self.run.sync.round_deadline_ms
-        fair = -(-(self.run.tokens - before) // (step_tokens * max(1, len(roster))))  # no round overshoots the budget by more
+        fair = -(
+            -(self.run.tokens - before) // (step_tokens * max(1, len(roster)))
+        )  # no round overshoots the budget by more
         orders = {}
         for slot, member_id in enumerate(roster):
             steps = max(1, min(self._steps_for(member_id, number), fair))
@@ -310,9 +314,9 @@ class LocalCoordinator:
         done = len(current.submissions)
         if done and current.quorum_ms is None and done >= sync.quorum * len(current.orders):
             current.quorum_ms = now
-        if done and not missing:
-            self._seal(current)
-        elif done and current.quorum_ms is not None and now >= current.quorum_ms + sync.grace_ms:
+        if (done and not missing) or (
+            done and current.quorum_ms is not None and now >= current.quorum_ms + sync.grace_ms
+        ):
             self._seal(current)
         elif now >= current.deadline_ms or not awaited:
             if done:

@@ -1,7 +1,7 @@
 """One island's own work: H inner steps on its shard, and the held-out evaluation.
 
-Invariant: the parameters are identical on all processes of the island before and after every call. Calls are made on rank
-0; `follow` mirrors them on the others.
+Invariant: the parameters are identical on all processes of the island before and after every call. Calls are made on
+rank 0; `follow` mirrors them on the others.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class Island:
         self.model = loaded.model.to(self.device)
         self._loss = loaded.loss
         on_gpu = self.device.type == "cuda"
-        self._forward = torch.compile(self.model) if self.options.compile and on_gpu else self.model
+        if self.options.compile and on_gpu:
+            self.model.compile()  # in place: the parameters keep their names
         self._autocast = self.options.autocast_bf16 and on_gpu
         self.optimizer = InnerOptimizer(self.model, run.inner, tokens_total=run.tokens)
 
@@ -191,7 +192,8 @@ class Island:
         )
 
     def _step(self, shard: Shard, step: int, position: int) -> float | None:
-        """One step on this process's part of the batch. None where the gradient was not finite and the step was undone."""
+        """One step on this process's part of the batch. None where the gradient was not finite and the step was
+        undone."""
         mine = shard.windows_of(step)[self.group.rank :: self.group.size]
         inputs_BT, targets_BT = self.corpus.batch(mine)
         for parameter in self.optimizer.parameters:
@@ -201,7 +203,7 @@ class Island:
         for x_BT, y_BT in zip(inputs_BT.split(size), targets_BT.split(size), strict=True):
             share = len(x_BT) / self.windows_per_step
             with self._precision():
-                loss = self._loss(self._forward, self._moved(x_BT), self._moved(y_BT)) * share
+                loss = self._loss(self.model, self._moved(x_BT), self._moved(y_BT)) * share
             loss.backward()
             total += loss.detach()
         gradients = [parameter.grad for parameter in self.optimizer.parameters if parameter.grad is not None]
@@ -220,7 +222,7 @@ class Island:
             if index % self.group.size != self.group.rank:
                 continue
             with self._precision():
-                loss = self._loss(self._forward, self._moved(x_BT), self._moved(y_BT))
+                loss = self._loss(self.model, self._moved(x_BT), self._moved(y_BT))
             nats += torch.tensor([float(loss) * y_BT.numel(), y_BT.numel()], dtype=torch.float64)
         nats = nats.to(self.device if self.group.size > 1 else "cpu")
         self.group.sum([nats])

@@ -1,7 +1,7 @@
 """The order in which a model's parameters lie in one flat fp32 vector.
 
-Invariant: two members agree on every position of the vector if and only if their layout digests are equal. The digest is
-the SHA-256 of the compact JSON [[name, [shape...]], ...] in named_parameters() order, as the protocol says.
+Invariant: two members agree on every position of the vector if and only if their layout digests are equal. The digest
+is the SHA-256 of the compact JSON [[name, [shape...]], ...] in named_parameters() order, as the protocol says.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Layout:
 
     @cached_property
     def json(self) -> str:
-        return json.dumps([[name, list(shape)] for name, shape in self.entries], separators=(",", ":"), ensure_ascii=False)
+        return json.dumps(
+            [[name, list(shape)] for name, shape in self.entries], separators=(",", ":"), ensure_ascii=False
+        )
 
     @cached_property
     def digest(self) -> str:
@@ -67,7 +69,9 @@ class Layout:
             if tensor is None:
                 raise StateError(f"parameter {name} is missing")
             if tensor.shape != view.shape:
-                raise StateError(f"parameter {name} has shape {tuple(tensor.shape)}, the layout has {tuple(view.shape)}")
+                raise StateError(
+                    f"parameter {name} has shape {tuple(tensor.shape)}, the layout has {tuple(view.shape)}"
+                )
             view.copy_(tensor.detach())
         return flat
 

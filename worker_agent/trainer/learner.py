@@ -1,16 +1,17 @@
 """The round loop of one member, as the protocol describes it.
 
-Level-triggered: the member says where it stands (the state it holds and its phase), the coordinator says what comes next;
-neither relies on what was said before. In order:
+Level-triggered: the member says where it stands (the state it holds and its phase), the coordinator says what comes
+next; neither relies on what was said before. In order:
 
  1. join; take the snapshot or the seed's S_0; replay the manifests since: this is S_r.
- 2. poll `ready`. `train`: H inner steps from S_r on the order's own windows, watching for a seal or a stop meanwhile and
-    keeping back the time it takes to submit before the deadline.
+ 2. poll `ready`. `train`: H inner steps from S_r on the order's own windows, watching for a seal or a stop meanwhile
+    and keeping back the time it takes to submit before the deadline.
  3. encode S_r minus the parameters, with what earlier rounds left over; upload; submit. Refused or late is no error.
  4. poll `submitted` until the manifest is there; apply it: S_{r+1}, by the same arithmetic on all members.
  5. evaluate and upload S_{r+1} where the manifest says so; report its digest; back to 2.
 
-Invariant: what the member reports is what it holds; a state that differs from the others' is given up, never argued for.
+Invariant: what the member reports is what it holds; a state that differs from the others' is given up, never argued
+for.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
@@ -49,11 +50,13 @@ from worker_agent.trainer.watch import Watch
 
 DRAIN_SHARE = 0.25  # of a round's tokens: with less, a leaver's contribution is not worth its upload
 _MAX_RESYNCS = 8  # in a row, without a round between them
+_MAX_REFUSALS = 3  # of one round: after that its manifest is waited for, whatever is ordered
 _FIRST_SUBMIT_GUESS_MS = 500
 
 Outcome = Literal["finished", "stopped", "drained"]
 Phase = Literal["ready", "training", "submitted", "final"]
 Assemble = Callable[[RunSpec], Island]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ class Learner:
         self._submitted_at: float | None = None
         self._submit_ms = _FIRST_SUBMIT_GUESS_MS
         self._resyncs = 0
+        self._refusals = 0  # of the round
 
     # --------------------------------------------------------------------------------------------------------- loop
 
@@ -211,7 +215,7 @@ class Learner:
         if order.round != self._held.round:
             self._resync(f"ordered to train round {order.round} while holding {self._held.round}")
             return
-        if self._phase == "submitted":
+        if self._phase == "submitted" or self._refusals >= _MAX_REFUSALS:
             self.exchange.pause(reply.next_poll_ms)
             return
         if order.round == 0 and order.data_slot == 0:
@@ -245,7 +249,9 @@ class Learner:
                     loss_nats=progress.loss_nats,
                 )
                 latest = watch.latest
-                moved = latest.order.deadline_ms if latest is not None and latest.order is not None else order.deadline_ms
+                moved = (
+                    latest.order.deadline_ms if latest is not None and latest.order is not None else order.deadline_ms
+                )
                 left_ms = (moved / 1000 + offset_s - self._monotonic()) * 1000
                 reserve_ms = 1.5 * self._submit_ms + 1.5 * (progress.step_ms or 0)
                 return not (self.stop.is_set() or watch.over or left_ms < reserve_ms)
@@ -301,11 +307,13 @@ class Learner:
         )
         try:
             reply = self.exchange.submit(request)
-        except RequestRefused as error:  # sealed a moment ago, say: its manifest tells how things stand
-            self.status.write("waiting", round=order.round, message=str(error))
-            return
-        if not reply.accepted:
-            self.status.write("waiting", round=order.round, message=f"not accepted: {reply.reason}")
+            refusal = None if reply.accepted else reply.reason
+        except RequestRefused as error:
+            refusal = str(error)
+        if refusal is not None:  # late or at fault: no error here. The next poll tells whether to try again or apply
+            self.status.write("waiting", round=order.round, message=f"not accepted: {refusal}")
+            self._submission, self._phase = None, "ready"
+            self._refusals += 1
 
     # -------------------------------------------------------------------------------------------------------- apply
 
@@ -329,7 +337,7 @@ class Learner:
         if submission is not None and any(entry.blob.digest == submission.blob.digest for entry in manifest.entries):
             self._residual = submission.residual  # otherwise what it carried was not taken, and is still owed
         self._hold(advanced)
-        self._resyncs = 0
+        self._resyncs = self._refusals = 0
         bits = self._evaluate() if self._member_id in manifest.evaluate else None
         self._report(bits=bits, wait_ms=wait_ms, download_ms=download_ms, apply_ms=apply_ms)
         if manifest.snapshot_by == self._member_id:
@@ -355,9 +363,7 @@ class Learner:
         self.status.write("waiting", round=self._held.round, heldout_bits_per_byte=bits, state_digest=self._digest)
         return bits
 
-    def _report(
-        self, *, bits: float | None, wait_ms: int = 0, download_ms: int = 0, apply_ms: int = 0
-    ) -> None:
+    def _report(self, *, bits: float | None, wait_ms: int = 0, download_ms: int = 0, apply_ms: int = 0) -> None:
         run = self._known_run
         self.exchange.applied(
             AppliedRequest(
@@ -401,19 +407,22 @@ class Learner:
             for path in self._blobs.iterdir():
                 path.unlink(missing_ok=True)
 
-    # The three things that exist once joined; asked for earlier, it is a defect here and not a state of the run.
+    # Three things that exist once the member has joined: asked for earlier, it is a defect of this loop.
 
     @property
     def _held(self) -> OuterState:
-        assert self.state is not None
-        return self.state
+        return _present(self.state)
 
     @property
     def _ready_island(self) -> Island:
-        assert self._island is not None
-        return self._island
+        return _present(self._island)
 
     @property
     def _known_run(self) -> RunSpec:
-        assert self._run is not None
-        return self._run
+        return _present(self._run)
+
+
+def _present(value: T | None) -> T:
+    if value is None:
+        raise TrainerError("the member has not joined its run")
+    return value

@@ -121,7 +121,8 @@ def mean_cross_entropy(model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor) 
 
 
 def load_model(run: RunSpec, workdir: Path, artifact: Path | None = None) -> LoadedModel:
-    """The run's model on the CPU with the parameters of S_0. `artifact` is the fetched file of a ModuleModel that has one."""
+    """The run's model on the CPU with the parameters of S_0. `artifact` is the fetched file of a ModuleModel that has
+    one."""
     if isinstance(run.model, GptModel):
         return LoadedModel(build_gpt(run.model, run.seed), mean_cross_entropy, run.model.context, run.model.vocab_size)
     return _load_module_model(run.model, run.seed, workdir, artifact)
@@ -164,8 +165,8 @@ def exact_uniform(shape: tuple[int, ...], std: float, key: str) -> Tensor:
 
 
 def _load_module_model(spec: ModuleModel, seed: int, workdir: Path, artifact: Path | None) -> LoadedModel:
-    """Run the user's function. It runs with torch's seed set to the run's, so that a plain nn.Module is the same on equal
-    machines; where it is not, the first digests differ and the coordinator says so."""
+    """Run the user's function. It runs with torch's seed set to the run's, so that a plain nn.Module is the same on
+    equal machines; where it is not, the first digests differ and the coordinator says so."""
     module_name, separator, function_name = spec.entry.partition(":")
     if not (module_name and separator and function_name):
         raise SpecError("model.entry", "must be `module:function`")
@@ -194,7 +195,9 @@ def _make_importable(artifact: Path, module_name: str, folder: Path) -> None:
         entry = str(target)
     else:
         if "." in module_name:
-            raise SpecError("model.entry", "a single .py file has no packages: submit a .zip, or name a top-level module")
+            raise SpecError(
+                "model.entry", "a single .py file has no packages: submit a .zip, or name a top-level module"
+            )
         target = folder / f"{module_name}.py"
         entry = str(folder)
     shutil.copyfile(artifact, target)

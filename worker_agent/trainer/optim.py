@@ -3,9 +3,10 @@
 Invariant: the learning rate is a function of the run's specification and of the global count of tokens only, never of a
 member's own steps, so that a run follows one schedule whatever its roster.
 
-Written out rather than taken from torch.optim for two reasons that show in use: matrices of one shape are orthogonalised in
-one batched product (a small model spends most of a step in launches otherwise), and torch.optim pulls in the compiler's
-front end at the first step, which costs a member seconds at every start. The tests hold both against torch's own.
+Written out rather than taken from torch.optim for two reasons that show in use: matrices of one shape are
+orthogonalised in one batched product (a small model spends most of a step in launches otherwise), and torch.optim
+pulls in the compiler's front end at the first step, which costs a member seconds at every start. The tests hold both
+against torch's own.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ class AdamW:
 
 
 class InnerOptimizer:
-    """What a run's InnerSpec names, over one model. Its state is the member's own: kept from round to round, never sent."""
+    """What a run's InnerSpec names, over one model. Its state is the member's own: kept from round to round, never
+    sent."""
 
     def __init__(self, model: nn.Module, inner: InnerSpec, *, tokens_total: int) -> None:
         if inner.lr <= 0 or inner.adamw_lr <= 0:
@@ -134,7 +136,8 @@ class InnerOptimizer:
         self._adamw = AdamW(rest, weight_decay=inner.weight_decay)
 
     def step(self, position: int) -> bool:
-        """Clip and step. False: the gradient was not finite and nothing was changed, as if the batch had not been read."""
+        """Clip and step. False: the gradient was not finite and nothing was changed, as if the batch had not been
+        read."""
         total = global_norm(self.parameters)
         if not math.isfinite(total):
             return False

@@ -1,8 +1,9 @@
 """The outer step: a sealed manifest turns S_r into S_{r+1}, by the same arithmetic on every member.
 
-Invariant: bit-equal results everywhere. So: fp32 on the CPU, entries in manifest order, one multiplication and one addition
-at a time as separate element-wise operations (no alpha arguments, which may be contracted to one rounding; no dot products
-or BLAS, whose order of summation is the machine's own). Coefficients are computed once, in double, and rounded to fp32.
+Invariant: bit-equal results everywhere. So: fp32 on the CPU, entries in manifest order, one multiplication and one
+addition at a time as separate element-wise operations (no alpha arguments, which may be contracted to one rounding;
+no dot products or BLAS, whose order of summation is the machine's own). Coefficients are computed once, in double,
+and rounded to fp32.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def pseudo_gradient(state: OuterState, local: Tensor) -> Tensor:
 
 
 def coefficients(manifest: Manifest) -> list[float]:
-    """weight * clip / sum(weight), in manifest order. A clip shrinks an entry; it does not give its weight to the others."""
+    """weight * clip / sum(weight), in manifest order. A clip shrinks an entry; it does not give its weight to the
+    others."""
     total = sum(entry.weight for entry in manifest.entries)
     if manifest.entries and total <= 0:
         raise StateError("the manifest's entries weigh nothing")
@@ -33,7 +35,8 @@ def coefficients(manifest: Manifest) -> list[float]:
 
 
 def merge(manifest: Manifest, payloads: Payloads, numel: int) -> Tensor:
-    """The round's pseudo-gradient. Payloads are asked for one at a time, so that a large model needs two vectors, not M."""
+    """The round's pseudo-gradient. Payloads are asked for one at a time, so that a large model needs two vectors, not
+    M."""
     total = torch.zeros(numel, dtype=torch.float32)
     for entry, coefficient in zip(manifest.entries, coefficients(manifest), strict=True):
         vector = payloads(entry.blob)

@@ -1,11 +1,12 @@
-"""One member of a job as a process: `python -m worker_agent.trainer --config run.json`. The agent starts and watches it.
+"""One member of a job as a process of its own: `python -m worker_agent.trainer --config run.json`.
 
-The configuration is a file readable by its owner only, because it holds the member's token: an argument or a variable would
-show in the process list. SIGTERM and SIGINT drain: what is worth submitting is submitted, then the member leaves.
+The agent starts and watches it. The configuration is a file readable by its owner only, because it holds the member's
+token: an argument or a variable would show in the process list. SIGTERM and SIGINT drain: what is worth submitting is
+submitted, then the member leaves.
 
-Exit codes: 0 finished, stopped or drained; 1 error; 3 another process has taken this member's place; 4 the assignment has
-ended; 5 the coordinator did not answer for as long as `patience_s`. Beside `workdir/status.json` (see status.py) the same
-goes to stderr in words.
+Exit codes: 0 finished, stopped or drained; 1 error; 3 another process has taken this member's place; 4 the assignment
+has ended; 5 the coordinator did not answer for as long as `patience_s`. What `workdir/status.json` holds (see
+status.py) goes to stderr in words too.
 
 torch is imported only once the configuration has been read: a process that is to fail should fail at once.
 """
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 
 class TrainerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the agent writes for the process it starts. `coordinator_url` is the control plane's address, with or without
-    the path of its agent API."""
+    """What the agent writes for the process it starts. `coordinator_url` is the control plane's address, with or
+    without the path of its agent API."""
 
     coordinator_url: str
     member_token: str
@@ -158,7 +159,7 @@ def _options(config: TrainerConfig) -> ComputeOptions:
 
 def _say(status: Status) -> None:
     """The log the agent keeps the tail of."""
-    parts = [status.state]
+    parts: list[str] = [status.state]
     if status.round is not None:
         parts.append(f"round {status.round}")
     if status.step is not None:

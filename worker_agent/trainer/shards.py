@@ -1,12 +1,12 @@
 """Which window of the text is read at which place of the run: a permutation of all windows, one per epoch.
 
-Invariant: places p of one epoch (p // windows equal) map to different windows, for any seed and any number of windows. The
-places themselves are handed out once: as ranges of a single counter (RoundOrder.data_start), or, where the coordinator
-keeps none, interleaved by slot from the round's first token. So no loader has any state to lose or to share, and a member
-that joins late, leaves, or is slower than the others cannot make another one read a window again.
+Invariant: places p of one epoch (p // windows equal) map to different windows, for any seed and any number of
+windows. The places themselves are handed out once: as ranges of a single counter (RoundOrder.data_start), or, where
+the coordinator keeps none, interleaved by slot from the round's first token. So no loader has any state to lose or to
+share, and a member that joins late, leaves, or is slower than the others cannot make another one read a window again.
 
-The permutation is a Feistel network over the next even power of two with cycle walking: no table, any size, and the same on
-every version of every library, which a shuffled list is not.
+The permutation is a Feistel network over the next even power of two with cycle walking: no table, any size, and the
+same on every version of every library, which a shuffled list is not.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Permutation:
         return cls(size=size, half_bits=max(1, ((size - 1).bit_length() + 1) // 2), keys=keys)
 
     def __call__(self, places: Indices) -> Indices:
-        """Walk each place along its cycle until it falls inside: the network permutes a domain below four times the size."""
+        """Walk each place along its cycle until it falls inside: the network permutes a domain below four times the
+        size."""
         if places.size and (places.min() < 0 or places.max() >= self.size):
             raise IndexError(f"a place is outside 0..{self.size - 1}")
         values = self._network(places.astype(np.uint64))

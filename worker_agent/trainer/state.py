@@ -1,10 +1,11 @@
 """The outer state of a run, S_r: parameters and outer momentum as flat fp32 vectors, its digest and its file.
 
-Invariant: equal digests mean bit-equal states. The digest is the SHA-256 of the layout digest (ASCII), the parameters and
-the momentum (both little-endian fp32); it does not depend on how or by whom the file was written.
+Invariant: equal digests mean bit-equal states. The digest is the SHA-256 of the layout digest (ASCII), the parameters
+and the momentum (both little-endian fp32); it does not depend on how or by whom the file was written.
 
-The file is plain safetensors: every parameter under its own name and shape, the momentum under `outer.momentum/<name>`, so
-that `safetensors.torch.load_file` and a filter on that prefix give a state_dict with nothing of ours installed.
+The file is plain safetensors: every parameter under its own name and shape, the momentum under
+`outer.momentum/<name>`, so that `safetensors.torch.load_file` and a filter on that prefix give a state_dict with
+nothing of ours installed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -54,17 +56,23 @@ def state_digest(layout: Layout, params: Tensor, momentum: Tensor) -> str:
 
 def little_endian_bytes(flat: Tensor) -> memoryview:
     """The vector's bytes without a copy where the machine is little-endian, which all that torch supports well are."""
-    array = flat.detach().contiguous().numpy()
+    array: np.ndarray = flat.detach().contiguous().numpy()
     if sys.byteorder == "big":
         array = array.astype("<f4")
-    return memoryview(array).cast("B")
+    return array.data.cast("B")
 
 
 def save_snapshot(state: OuterState, path: Path, *, job_id: str) -> None:
     """Write S_r so that a reader sees the whole file or none: temporary name, fsync, rename, fsync of the folder."""
     tensors = dict(state.layout.views(state.params))
     tensors |= {MOMENTUM_PREFIX + name: view for name, view in state.layout.views(state.momentum)}
-    about = {"format": 1, "job_id": job_id, "round": state.round, "state_digest": state.digest(), "layout": state.layout.json}
+    about = {
+        "format": 1,
+        "job_id": job_id,
+        "round": state.round,
+        "state_digest": state.digest(),
+        "layout": state.layout.json,
+    }
     data = save(tensors, metadata={_METADATA_KEY: json.dumps(about, sort_keys=True)})
     write_atomically(path, data)
 

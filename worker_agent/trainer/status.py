@@ -1,7 +1,7 @@
 """What the trainer tells the agent beside it: one small file, replaced whole, and a log of the same as JSON lines.
 
-Invariant: a reader of `status.json` sees a complete record, never half of one. Writing is best effort: a full disk must not
-end a training run that does not need it.
+Invariant: a reader of `status.json` sees a complete record, never half of one. Writing is best effort: a full disk
+must not end a training run that does not need it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ PROGRESS_FILE = "progress.jsonl"
 _MIN_INTERVAL_S = 0.5
 
 Phase = Literal[
-    "starting", "catching_up", "waiting", "training", "submitting", "applying", "evaluating", "finishing", "done", "failed"
+    "starting",
+    "catching_up",
+    "waiting",
+    "training",
+    "submitting",
+    "applying",
+    "evaluating",
+    "finishing",
+    "done",
+    "failed",
 ]
 
 
@@ -54,7 +63,9 @@ class StatusFile:
         if state == self._last_state == "training" and now - self._written_at < _MIN_INTERVAL_S:
             return
         self._last_state, self._written_at = state, now
-        record = msgspec.convert({"state": state, "pid": os.getpid(), "at_ms": int(time.time() * 1000), **fields}, Status)
+        record = msgspec.convert(
+            {"state": state, "pid": os.getpid(), "at_ms": int(time.time() * 1000), **fields}, Status
+        )
         if self._echo is not None:
             self._echo(record)
         if self._folder is None:

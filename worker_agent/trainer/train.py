@@ -1,7 +1,7 @@
 """Train with no marketplace: a coordinator and n learners in this process, by the same code that runs across islands.
 
-As a library: `train(run, learners=4)`. On the command line (also as `archipelago-agent train`): `main(argv)`, which prints
-one line a round. Invariant: with nobody late and nobody lost, a seed gives one result, bit for bit.
+As a library: `train(run, learners=4)`. On the command line (also as `archipelago-agent train`): `main(argv)`, which
+prints one line a round. Invariant: with nobody late and nobody lost, a seed gives one result, bit for bit.
 """
 
 from __future__ import annotations
@@ -75,9 +75,11 @@ def train(
     steps_for: StepsFor | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> TrainResult:
-    """Train `run` to its budget of tokens. `at_once` learners compute at a time (default: as many as there are cores for).
+    """Train `run` to its budget of tokens. `at_once` learners compute at a time (default: as many as there are cores
+    for).
 
-    Nobody is ever late here: learners take turns on one machine, so a deadline would measure the machine and not them."""
+    Nobody is ever late here: learners take turns on one machine, so a deadline would measure the machine and not
+    them."""
     if learners < 1:
         raise ValueError("learners must be at least 1")
     run = msgspec.structs.replace(
@@ -135,7 +137,9 @@ def _run_learners(
             for other in learners:
                 other.exchange.interrupt()
 
-    threads = [threading.Thread(target=serve, args=(learner,), name=f"learner-{i}") for i, learner in enumerate(learners)]
+    threads = [
+        threading.Thread(target=serve, args=(learner,), name=f"learner-{i}") for i, learner in enumerate(learners)
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -185,21 +189,29 @@ def _parser() -> argparse.ArgumentParser:
     run, gpt, inner, outer, sync = DEFAULT_RUN, GptModel(n_layer=2, d_model=64), InnerSpec(), OuterSpec(), SyncSpec()
     parser = argparse.ArgumentParser(
         prog="archipelago-agent train",
-        description="Train a model by DiLoCo with several learners on this machine: the same code that trains across islands.",
+        description="Train by DiLoCo with several learners on this machine: the code that trains across islands.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--run", type=Path, help="a run specification as JSON; the options below are then not used", default=None)
+    parser.add_argument(
+        "--run", type=Path, help="a run specification as JSON; the options below are then not used", default=None
+    )
     parser.add_argument("--learners", type=int, default=4, help="members of the run")
     parser.add_argument("--tokens", type=int, default=run.tokens, help="training tokens, all learners together")
-    parser.add_argument("--batch-tokens", type=int, default=run.batch_tokens, help="tokens of one inner step of one learner")
-    parser.add_argument("--inner-steps", type=int, default=run.sync.inner_steps, help="inner steps between two exchanges")
+    parser.add_argument(
+        "--batch-tokens", type=int, default=run.batch_tokens, help="tokens of one inner step of one learner"
+    )
+    parser.add_argument(
+        "--inner-steps", type=int, default=run.sync.inner_steps, help="inner steps between two exchanges"
+    )
     parser.add_argument("--seed", type=int, default=run.seed)
     parser.add_argument("--layers", type=int, default=gpt.n_layer)
     parser.add_argument("--heads", type=int, default=gpt.n_head)
     parser.add_argument("--width", type=int, default=gpt.d_model)
     parser.add_argument("--context", type=int, default=gpt.context)
     parser.add_argument("--model", help="a model of your own, `module:function`", default=None)
-    parser.add_argument("--data", help="a file or folder to train on; without it, the Python standard library's sources", default=None)
+    parser.add_argument(
+        "--data", help="a file or folder to train on; without it, the Python standard library's sources", default=None
+    )
     parser.add_argument("--optimizer", choices=("muon", "adamw"), default=inner.optimizer)
     parser.add_argument("--lr", type=float, default=inner.lr)
     parser.add_argument("--outer-lr", type=float, default=outer.lr)
@@ -273,8 +285,8 @@ class _Printer:
         bits = record.heldout_bits_per_byte
         print(
             f"{record.round:>5}  {record.tokens_after:>9,}  {record.train_loss_nats / math.log(2):>6.3f} b  "
-            f"{'' if bits is None else format(bits, '.3f'):>6} b  {record.bytes_sent / 1e6:>5.2f} MB  {seconds:>5.1f} s  "
-            f"{(record.state_digest or '')[:12]}",
+            f"{'' if bits is None else format(bits, '.3f'):>6} b  {record.bytes_sent / 1e6:>5.2f} MB  "
+            f"{seconds:>5.1f} s  {(record.state_digest or '')[:12]}",
             file=self._out,
             flush=True,
         )
@@ -294,8 +306,9 @@ class _Printer:
             self._line(summary)
             return
         print(
-            f"\nheld-out bits per byte {result.first_bits:.3f} -> {result.final_bits:.3f} after {result.tokens:,} tokens in "
-            f"{len(result.records)} rounds, {result.seconds:.1f} s; {result.bytes_sent_per_learner / 1e6:.2f} MB sent by each learner",
+            f"\nheld-out bits per byte {result.first_bits:.3f} -> {result.final_bits:.3f} after {result.tokens:,} "
+            f"tokens in {len(result.records)} rounds, {result.seconds:.1f} s; "
+            f"{result.bytes_sent_per_learner / 1e6:.2f} MB sent by each learner",
             file=self._out,
         )
         if saved is not None:

@@ -46,7 +46,7 @@ class Watch:
             try:
                 reply = self._poll()
             except Unreachable:
-                continue  # work that is done is worth keeping: whether the coordinator is gone, the submission will tell
+                continue  # the work is worth keeping: whether the coordinator is gone, the submission will tell
             except TrainerError as error:
                 self.error = error
                 return

@@ -71,7 +71,8 @@ def small_run(text: Path) -> RunSpec:
 
 
 class CoordinatorServer:
-    """A LocalCoordinator behind the protocol's paths. The member's token is its name; `answers` are statuses to give first."""
+    """A LocalCoordinator behind the protocol's paths. The member's token is its name; `answers` are statuses to give
+    first."""
 
     def __init__(self, coordinator: LocalCoordinator) -> None:
         self.coordinator = coordinator
@@ -131,7 +132,9 @@ class CoordinatorServer:
                 return 200, msgspec.json.encode(BlobPutReply(exists=exists, url=self.blob_url(asked.digest)))
             if name == "blob-urls":
                 digests = msgspec.json.decode(body, type=BlobUrlsRequest).digests
-                return 200, msgspec.json.encode(BlobUrlsReply(urls={digest: self.blob_url(digest) for digest in digests}))
+                return 200, msgspec.json.encode(
+                    BlobUrlsReply(urls={digest: self.blob_url(digest) for digest in digests})
+                )
             call = getattr(self.coordinator, name)
             reply = call(member_id, msgspec.json.decode(body, type=REQUESTS[name]))
             return 200, msgspec.json.encode(Ack() if reply is None else reply)
@@ -177,7 +180,12 @@ def write_config(tmp_path: Path) -> Callable[..., Path]:
 
     def write(url: str, member_id: str, **more: object) -> Path:
         path = tmp_path / f"{member_id}.json"
-        config = {"coordinator_url": url, "member_token": member_id, "generation": 1, "workdir": str(tmp_path / member_id)}
+        config = {
+            "coordinator_url": url,
+            "member_token": member_id,
+            "generation": 1,
+            "workdir": str(tmp_path / member_id),
+        }
         path.write_text(json.dumps({**config, "device": "cpu", "patience_s": 20, **more}))
         path.chmod(0o600)
         return path

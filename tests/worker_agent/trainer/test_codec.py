@@ -82,7 +82,8 @@ def test_the_largest_value_of_a_block_is_not_clipped_by_the_rounding_of_its_scal
 def test_values_beyond_the_reach_of_fp16_scales_neither_overflow_nor_vanish() -> None:
     huge = torch.tensor([3.0e38, -3.0e38, 1.0])
     _, decoded, left = codec.encode_with_feedback(huge, None, header("int4", 3))
-    assert decoded[0] == 7 * 65_504.0 and torch.isfinite(left).all()
+    assert decoded[0] == 7 * 65_504.0
+    assert torch.isfinite(left).all()
     tiny = torch.full((3,), 1e-12)
     _, decoded, left = codec.encode_with_feedback(tiny, None, header("int4", 3))
     assert torch.equal(decoded + left, tiny)
@@ -114,7 +115,8 @@ def test_the_bytes_are_those_the_protocol_describes() -> None:
     assert json.loads(payload[12 : 12 + length])["numel"] == 5
     body = payload[12 + length :]
     scales = np.frombuffer(body[:4], "<f2")
-    assert scales[0] == 1.0 and abs(float(scales[1]) * 7 - 3) < 0.01
+    assert scales[0] == 1.0
+    assert abs(float(scales[1]) * 7 - 3) < 0.01
     assert list(body[4:]) == [0x7 | (0x9 << 4), 0x1, 0x9, 0x0]
 
 
@@ -145,11 +147,20 @@ def test_a_damaged_payload_is_refused_or_still_decodes_to_the_right_number_of_fi
         back = codec.decode(bytes(payload), numel=numel)
     except PayloadError:
         return
-    assert back.numel() == numel and torch.isfinite(back).all()
+    assert back.numel() == numel
+    assert torch.isfinite(back).all()
 
 
 def test_a_claim_of_a_huge_vector_is_refused_before_memory_is_taken() -> None:
-    claim = {"codec": "int4", "block": 256, "numel": 10**15, "layout_digest": "", "job_id": "", "round": 0, "member_id": ""}
+    claim = {
+        "codec": "int4",
+        "block": 256,
+        "numel": 10**15,
+        "layout_digest": "",
+        "job_id": "",
+        "round": 0,
+        "member_id": "",
+    }
     head = json.dumps({**claim, "tokens": 0}).encode()
     with pytest.raises(PayloadError) as caught:
         codec.decode(PAYLOAD_MAGIC + struct.pack("<I", len(head)) + head + b"\0" * 64)

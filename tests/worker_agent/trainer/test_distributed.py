@@ -58,7 +58,10 @@ def test_two_processes_take_the_steps_one_would_and_stay_equal(small_run: RunSpe
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK_PROGRAM, str(rank), str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", RANK_PROGRAM, str(rank), str(tmp_path)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in (0, 1)
     ]
@@ -77,5 +80,7 @@ def test_two_processes_take_the_steps_one_would_and_stay_equal(small_run: RunSpe
 
 def test_a_single_process_needs_no_group() -> None:
     group = Group()
-    assert group.is_lead and group.agree(True) and group.announce(b"x") == b"x"
+    assert group.is_lead
+    assert group.agree(True)
+    assert group.announce(b"x") == b"x"
     group.close()

@@ -64,7 +64,8 @@ def exchange(server: object, clock: Clock) -> Iterator[HttpExchange]:
 
 def test_a_member_joins_polls_and_leaves(exchange: HttpExchange, small_run: RunSpec) -> None:
     joined = exchange.join(JoinRequest(generation=1, instance="i"))
-    assert joined.run == small_run and joined.snapshot is None
+    assert joined.run == small_run
+    assert joined.snapshot is None
     assert exchange.poll(PollRequest(generation=1, instance="i", state_round=0)).command == "train"
     exchange.leave(LeaveRequest(generation=1, instance="i", reason="drain"))
 
@@ -79,11 +80,14 @@ def test_patience_ends(exchange: HttpExchange, server: object, clock: Clock) -> 
     server.answers += [500] * 100  # type: ignore[attr-defined]
     with pytest.raises(Unreachable):
         exchange.join(JoinRequest(generation=1, instance="i"))
-    assert 50 < clock.now <= 60 and max(clock.slept) == 5.0
+    assert 50 < clock.now <= 60
+    assert max(clock.slept) == 5.0
 
 
 def test_nobody_listening_is_retried_and_then_unreachable(clock: Clock) -> None:
-    exchange = HttpExchange("http://127.0.0.1:1", "m", generation=1, instance="i", patience_s=1, clock=clock, sleep=clock.sleep)
+    exchange = HttpExchange(
+        "http://127.0.0.1:1", "m", generation=1, instance="i", patience_s=1, clock=clock, sleep=clock.sleep
+    )
     with pytest.raises(Unreachable):
         exchange.join(JoinRequest(generation=1, instance="i"))
     exchange.close()
@@ -102,7 +106,9 @@ def test_a_taken_place_and_an_ended_assignment_are_told_apart_and_not_retried(
     assert clock.slept == []
 
 
-def test_any_other_refusal_carries_its_code_and_is_not_retried(exchange: HttpExchange, server: object, clock: Clock) -> None:
+def test_any_other_refusal_carries_its_code_and_is_not_retried(
+    exchange: HttpExchange, server: object, clock: Clock
+) -> None:
     server.answers += [422]  # type: ignore[attr-defined]
     with pytest.raises(RequestRefused) as caught:
         exchange.join(JoinRequest(generation=1, instance="i"))
@@ -154,7 +160,12 @@ def test_a_signature_that_ran_out_is_asked_for_again(exchange: HttpExchange, ser
 
 
 def test_the_address_may_come_with_or_without_the_path_of_the_api() -> None:
-    for url in ("http://127.0.0.1:1", "http://127.0.0.1:1/", "http://127.0.0.1:1/api/agent/v1", "http://127.0.0.1:1/api/agent/v1/"):
+    for url in (
+        "http://127.0.0.1:1",
+        "http://127.0.0.1:1/",
+        "http://127.0.0.1:1/api/agent/v1",
+        "http://127.0.0.1:1/api/agent/v1/",
+    ):
         seen: list[str] = []
 
         def answer(request: httpx.Request, seen: list[str] = seen) -> httpx.Response:

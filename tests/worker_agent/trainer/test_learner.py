@@ -108,7 +108,9 @@ def test_the_same_seed_and_roster_give_the_same_bits_and_the_same_loss(small_run
     assert other.records[0].state_digest != first.records[0].state_digest
 
 
-def test_one_worker_with_outer_rate_one_and_no_momentum_is_plain_local_training(small_run: RunSpec, tmp_path: Path) -> None:
+def test_one_worker_with_outer_rate_one_and_no_momentum_is_plain_local_training(
+    small_run: RunSpec, tmp_path: Path
+) -> None:
     run = msgspec.structs.replace(
         with_sync(small_run, codec="fp32", inner_steps=4), outer=OuterSpec(lr=1.0, momentum=0.0), tokens=16 * 128
     )
@@ -117,7 +119,8 @@ def test_one_worker_with_outer_rate_one_and_no_momentum_is_plain_local_training(
     island = assemble(run, exchange, tmp_path, Group(), ComputeOptions(device="cpu"))
     order = RoundOrder(round=0, steps=16, tokens_before=0, data_slot=0, data_slots=1, deadline_ms=0, data_start=0)
     work = island.train(order, lambda _progress: True)
-    assert len(rounds.records) == 4 and work.tokens == rounds.tokens
+    assert len(rounds.records) == 4
+    assert work.tokens == rounds.tokens
     assert torch.allclose(rounds.state.params, island.parameters(), atol=1e-4)
     assert island.evaluate() == pytest.approx(rounds.final_bits, abs=1e-3)
 
@@ -153,7 +156,8 @@ def test_one_that_joins_late_takes_the_last_sealed_state_and_starts_with_the_nex
     crew.start("a", learner_of(coordinator.admit("a"), tmp_path / "a"))
     crew.join()
     rosters = [record.members for record in coordinator.records]
-    assert rosters[:2] == [["a"], ["a"]] and ["a", "late"] in rosters
+    assert rosters[:2] == [["a"], ["a"]]
+    assert ["a", "late"] in rosters
     assert one_digest_a_round(coordinator)
 
 
@@ -216,7 +220,8 @@ def test_a_member_whose_place_is_taken_or_over_stops_at_its_next_word(
 
 
 def test_a_state_that_drifted_is_given_up_for_the_runs_own(small_run: RunSpec, tmp_path: Path) -> None:
-    """One bit of b's state is flipped behind its back: the next poll is answered with resync, and all is equal again."""
+    """One bit of b's state is flipped behind its back: the next poll is answered with resync, and all is equal
+    again."""
     coordinator = LocalCoordinator(small_run, tmp_path / "store", expected=2)
     crew = Crew()
     b = learner_of(coordinator.admit("b"), tmp_path / "b")
@@ -262,7 +267,9 @@ def test_a_payload_the_store_has_lost_leads_to_joining_again(small_run: RunSpec,
     crew = Crew()
     crew.start("a", learner_of(exchange, tmp_path / "a"))
     crew.join()
-    assert exchange.forgotten and coordinator.finished and one_digest_a_round(coordinator)
+    assert exchange.forgotten
+    assert coordinator.finished
+    assert one_digest_a_round(coordinator)
 
 
 def test_a_payload_that_is_no_payload_is_refused_for_all_and_counted_against_its_sender(
@@ -299,7 +306,8 @@ def test_a_payload_that_is_no_payload_is_refused_for_all_and_counted_against_its
 
 
 def test_what_a_refused_round_did_not_carry_is_still_owed(small_run: RunSpec, tmp_path: Path) -> None:
-    """The residual moves on only with a manifest that has the payload: otherwise error would be dropped or sent twice."""
+    """The residual moves on only with a manifest that has the payload: otherwise error would be dropped or sent
+    twice."""
     coordinator = LocalCoordinator(small_run, tmp_path / "store")
     learner = learner_of(coordinator.admit("a"), tmp_path / "a")
     owed: list[torch.Tensor | None] = []
@@ -317,5 +325,6 @@ def test_what_a_refused_round_did_not_carry_is_still_owed(small_run: RunSpec, tm
 
     learner._advance = advance  # type: ignore[method-assign]
     learner.run()
-    assert owed[0] is not None and owed[1] is owed[0] and owed[2] is not owed[0]
-
+    assert owed[0] is not None
+    assert owed[1] is owed[0]
+    assert owed[2] is not owed[0]

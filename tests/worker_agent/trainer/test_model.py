@@ -33,7 +33,10 @@ def run_with(model: GptModel | ModuleModel, seed: int = 1) -> RunSpec:
 def test_the_first_state_is_the_same_bits_on_every_machine() -> None:
     model = build_gpt(SMALL, seed=7)
     layout = Layout.of(model)
-    assert OuterState.initial(layout, layout.flatten_model(model)).digest() == "0e81e24a410ece49593c0e6d3af6420682b907fad5b3970be57102cbbce8891c"
+    assert (
+        OuterState.initial(layout, layout.flatten_model(model)).digest()
+        == "0e81e24a410ece49593c0e6d3af6420682b907fad5b3970be57102cbbce8891c"
+    )
 
 
 def test_another_seed_is_another_model_and_torchs_own_seed_does_not_matter() -> None:
@@ -47,7 +50,10 @@ def test_another_seed_is_another_model_and_torchs_own_seed_does_not_matter() -> 
 
 
 def test_a_tied_head_is_one_parameter_and_an_untied_one_two() -> None:
-    tied, untied = build_gpt(SMALL, 1), build_gpt(GptModel(n_layer=2, n_head=2, d_model=16, context=16, tie_embeddings=False), 1)
+    tied, untied = (
+        build_gpt(SMALL, 1),
+        build_gpt(GptModel(n_layer=2, n_head=2, d_model=16, context=16, tie_embeddings=False), 1),
+    )
     assert Layout.of(untied).numel - Layout.of(tied).numel == 256 * 16
     assert tied.head.weight is tied.embedding.weight
 
@@ -80,7 +86,9 @@ def test_a_users_single_file_is_imported_by_the_name_in_its_entry(tmp_path: Path
     tokens = torch.zeros((2, 4), dtype=torch.long)
     assert loaded.loss(loaded.model, tokens, tokens).item() > 0
     again = load_model(run_with(spec), tmp_path, artifact)
-    assert torch.equal(Layout.of(loaded.model).flatten_model(loaded.model), Layout.of(again.model).flatten_model(again.model))
+    assert torch.equal(
+        Layout.of(loaded.model).flatten_model(loaded.model), Layout.of(again.model).flatten_model(again.model)
+    )
 
 
 def test_a_users_zip_may_hold_a_package(tmp_path: Path) -> None:

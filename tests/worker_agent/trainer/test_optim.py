@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -59,23 +61,26 @@ def test_matrices_of_one_shape_are_updated_together_as_they_would_be_alone() -> 
 def test_orthogonalising_brings_singular_values_near_one() -> None:
     matrices = torch.randn(3, 16, 40, generator=torch.Generator().manual_seed(2))
     values = torch.linalg.svdvals(orthogonalise(matrices))
-    assert values.min() > 0.5 and values.max() < 1.3
+    assert values.min() > 0.5
+    assert values.max() < 1.3
 
 
 def test_embeddings_and_the_head_are_not_hidden_matrices() -> None:
     model = build_gpt(GptModel(n_layer=2, n_head=2, d_model=16, context=8, tie_embeddings=False), seed=1)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     hidden = {names[id(parameter)] for parameter in hidden_matrices(model)}
-    assert len(hidden) == 12 and not any("embedding" in name or "head" in name for name in hidden)
+    assert len(hidden) == 12
+    assert not any("embedding" in name or "head" in name for name in hidden)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "wsd"])
 def test_a_schedule_starts_high_ends_at_its_fraction_and_never_rises_after_warm_up(schedule: str) -> None:
     inner = InnerSpec(schedule=schedule, warmup_tokens=100, final_lr_fraction=0.1)
     factors = [schedule_factor(inner, tokens_total=1000, position=position) for position in range(0, 1001, 10)]
-    assert factors[0] < 0.02 and max(factors) <= 1.0
+    assert factors[0] < 0.02
+    assert max(factors) <= 1.0
     after = factors[10:]
-    assert all(a >= b for a, b in zip(after, after[1:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(after))
     assert after[-1] == pytest.approx(1.0 if schedule == "constant" else 0.1)
 
 

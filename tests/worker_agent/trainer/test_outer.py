@@ -110,7 +110,9 @@ def test_momentum_follows_nesterovs_rule_as_torch_has_it() -> None:
         gradient = torch.tensor([0.3, -0.1]) * (round + 1)
         parameter.grad = gradient.clone()
         peer.step()
-        state = apply_manifest(state, manifest_of([1], round=round), payloads_of([gradient]), OuterSpec(lr=0.7, momentum=0.6))
+        state = apply_manifest(
+            state, manifest_of([1], round=round), payloads_of([gradient]), OuterSpec(lr=0.7, momentum=0.6)
+        )
     assert state.round == 5
     assert torch.allclose(state.params, parameter.detach(), atol=1e-6)
 
@@ -123,7 +125,9 @@ def test_contributions_weigh_by_tokens_and_a_clip_is_not_given_to_the_others() -
 def test_a_round_without_entries_moves_nothing() -> None:
     state = state_of(torch.ones(3), torch.ones(3))
     after = apply_manifest(state, manifest_of([]), payloads_of([]), OuterSpec())
-    assert after.round == 1 and torch.equal(after.params, state.params) and torch.equal(after.momentum, state.momentum)
+    assert after.round == 1
+    assert torch.equal(after.params, state.params)
+    assert torch.equal(after.momentum, state.momentum)
 
 
 def test_a_state_is_never_changed_in_place() -> None:

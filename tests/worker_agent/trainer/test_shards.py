@@ -22,7 +22,11 @@ def test_a_permutation_is_the_same_on_every_machine() -> None:
 
 
 def test_epochs_and_seeds_order_the_text_differently() -> None:
-    orders = {tuple(window_at(np.arange(100) + 100 * epoch, seed=seed, windows=100)) for epoch in range(3) for seed in range(3)}
+    orders = {
+        tuple(window_at(np.arange(100) + 100 * epoch, seed=seed, windows=100))
+        for epoch in range(3)
+        for seed in range(3)
+    }
     assert len(orders) == 9
 
 
@@ -45,7 +49,13 @@ def test_ranges_from_one_counter_never_give_a_window_twice_within_an_epoch(
     for number, members in enumerate(rounds):
         for slot, (steps, done) in enumerate(members):
             order = RoundOrder(
-                round=number, steps=steps, tokens_before=0, data_slot=slot, data_slots=len(members), deadline_ms=0, data_start=cursor
+                round=number,
+                steps=steps,
+                tokens_before=0,
+                data_slot=slot,
+                data_slots=len(members),
+                deadline_ms=0,
+                data_start=cursor,
             )
             shard = Shard.of(order, seed=3, windows=windows, windows_per_step=per_step, context=context)
             for step in range(min(done, steps)):
@@ -60,7 +70,9 @@ def test_ranges_from_one_counter_never_give_a_window_twice_within_an_epoch(
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 8), min_size=1, max_size=6), st.integers(0, 50))
-def test_without_a_counter_the_slots_of_a_round_share_no_window(per_step: int, steps_by_slot: list[int], start: int) -> None:
+def test_without_a_counter_the_slots_of_a_round_share_no_window(
+    per_step: int, steps_by_slot: list[int], start: int
+) -> None:
     windows, context, slots = 400, 16, len(steps_by_slot)
     seen: list[int] = []
     for slot, steps in enumerate(steps_by_slot):
@@ -78,7 +90,12 @@ def test_without_a_counter_rounds_of_equal_steps_follow_on_each_other_without_ga
     for number in range(5):
         for slot in range(2):
             order = RoundOrder(
-                round=number, steps=5, tokens_before=number * 2 * 5 * 2 * 16, data_slot=slot, data_slots=2, deadline_ms=0
+                round=number,
+                steps=5,
+                tokens_before=number * 2 * 5 * 2 * 16,
+                data_slot=slot,
+                data_slots=2,
+                deadline_ms=0,
             )
             shard = Shard.of(order, seed=9, windows=100, windows_per_step=2, context=16)
             for step in range(5):
