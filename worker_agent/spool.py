@@ -1,0 +1,208 @@
+"""The usage spool: what was metered and is not yet acknowledged, on disk.
+
+One line a record: CRC-32 of the JSON in hex, a space, the JSON, a newline. The first line is a base: the epoch, the last
+acknowledged sequence number and the newest entry of every assignment, so that the file alone restores each cumulative
+counter. Acknowledgement rewrites the file (temporary, fsync, rename) once enough lines have piled up.
+
+Invariants: a sequence number is never used twice within an epoch; a torn or damaged line costs only itself, because each
+record is a cumulative counter and the next one makes up for it; a full disk loses nothing, for the same reason: the
+record is still sent, held in memory, and `problem` says so.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from worker_agent.protocol import UsageRecord
+from worker_agent.state import write_atomic
+
+COMPACT_LINES = 512
+SEND_LIMIT = 500
+_SEQ_RESERVE = 1000  # after damage, skip ahead so that a number lost with its line is not used again
+
+
+class SpoolEntry(msgspec.Struct, kw_only=True, frozen=True):
+    """A usage record, and the monotonic instant up to which it counts: total and instant are one write, so a crash can
+    never leave a total without the moment it belongs to (which would count time twice)."""
+
+    record: UsageRecord
+    counted_until_ms: int
+    kernel_boot_id: str
+
+
+class _Base(msgspec.Struct, kw_only=True):
+    epoch: int
+    next_seq: int
+    acked_seq: int
+    latest: list[SpoolEntry] = []
+
+
+class Spool:
+    """One writer. `problem` is empty, or says in words why the last append is in memory only."""
+
+    def __init__(self, path: Path, epoch: int) -> None:
+        self._path = path
+        self.problem = ""
+        self.damaged_lines = 0
+        self._lines = 0
+        self._base = _Base(epoch=epoch, next_seq=1, acked_seq=0)
+        self._latest: dict[str, SpoolEntry] = {}
+        self._unwritten = False
+        self._load(epoch)
+
+    # -- reading
+
+    @property
+    def acked_seq(self) -> int:
+        return self._base.acked_seq
+
+    @property
+    def next_seq(self) -> int:
+        return self._base.next_seq
+
+    def latest(self, assignment_id: str) -> SpoolEntry | None:
+        return self._latest.get(assignment_id)
+
+    def assignment_ids(self) -> list[str]:
+        return list(self._latest)
+
+    def pending(self, limit: int = SEND_LIMIT) -> list[UsageRecord]:
+        """Unacknowledged, oldest first; of one assignment only the newest, which contains all before it."""
+        records = [e.record for e in self._latest.values() if e.record.seq > self._base.acked_seq]
+        return sorted(records, key=lambda record: record.seq)[:limit]
+
+    # -- writing
+
+    def append(
+        self, assignment_id: str, gpu_ms_total: int, *, observed_at_ms: int, counted_until_ms: int, kernel_boot_id: str
+    ) -> UsageRecord:
+        """Durable on return unless `problem` is set. A total never falls: a smaller one than known is raised to it."""
+        known = self._latest.get(assignment_id)
+        if known is not None:
+            gpu_ms_total = max(gpu_ms_total, known.record.gpu_ms_total)
+        record = UsageRecord(
+            seq=self._base.next_seq,
+            assignment_id=assignment_id,
+            gpu_ms_total=gpu_ms_total,
+            observed_at_ms=observed_at_ms,
+        )
+        entry = SpoolEntry(record=record, counted_until_ms=counted_until_ms, kernel_boot_id=kernel_boot_id)
+        self._base.next_seq += 1
+        self._latest[assignment_id] = entry
+        if self._unwritten or self._lines >= COMPACT_LINES:
+            self._rewrite()  # brings the file up to date as a whole, including what did not fit before
+        else:
+            self._write_line(entry)
+        return record
+
+    def acknowledge(self, seq: int) -> None:
+        """Everything up to `seq` is durable elsewhere. Reordered or repeated acknowledgements change nothing; one beyond
+        what was ever handed out is cut to that, or the records to come would never be sent."""
+        seq = min(seq, self._base.next_seq - 1)
+        if seq <= self._base.acked_seq:
+            return
+        self._base.acked_seq = seq
+        if self._lines >= COMPACT_LINES or self._unwritten:
+            self._rewrite()
+
+    def forget(self, assignment_id: str) -> bool:
+        """Drop an acknowledged counter that cannot come back. False while its last record is not acknowledged."""
+        entry = self._latest.get(assignment_id)
+        if entry is None:
+            return True
+        if entry.record.seq > self._base.acked_seq:
+            return False
+        del self._latest[assignment_id]
+        self._rewrite()
+        return True
+
+    def flush(self) -> None:
+        """Write the whole state as one fresh file (at a clean end)."""
+        self._rewrite()
+
+    # -- the file
+
+    def _load(self, epoch: int) -> None:
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            self._rewrite()
+            return
+        good_base = False
+        lines = content.split(b"\n")
+        torn_tail = lines.pop()  # what follows the last newline: empty, or a record cut short
+        for number, line in enumerate(lines):
+            payload = _checked(line)
+            try:
+                if payload is None:
+                    self.damaged_lines += 1
+                elif number == 0:
+                    self._base = msgspec.json.decode(payload, type=_Base)
+                    good_base = True
+                    for entry in self._base.latest:
+                        self._take(entry)
+                else:
+                    self._take(msgspec.json.decode(payload, type=SpoolEntry))
+            except msgspec.DecodeError:
+                self.damaged_lines += 1
+        if self._base.epoch != epoch and good_base:
+            # Another enrolment: its records would be refused, and the counters begin anew by the protocol.
+            self._base = _Base(epoch=epoch, next_seq=1, acked_seq=0)
+            self._latest = {}
+        elif torn_tail or self.damaged_lines or not good_base:
+            self.damaged_lines += 1 if torn_tail else 0
+            self._base.epoch = epoch
+            self._base.next_seq += _SEQ_RESERVE
+        self._rewrite()
+
+    def _take(self, entry: SpoolEntry) -> None:
+        known = self._latest.get(entry.record.assignment_id)
+        if known is None or entry.record.seq > known.record.seq:
+            self._latest[entry.record.assignment_id] = entry
+        self._base.next_seq = max(self._base.next_seq, entry.record.seq + 1)
+
+    def _write_line(self, entry: SpoolEntry) -> None:
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+            try:
+                line = _line(msgspec.json.encode(entry))
+                if os.write(descriptor, line) != len(line):
+                    raise OSError("short write")
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._failed(error)
+            return
+        self._lines += 1
+
+    def _rewrite(self) -> None:
+        base = msgspec.structs.replace(self._base, latest=list(self._latest.values()))
+        try:
+            write_atomic(self._path, _line(msgspec.json.encode(base)))
+        except OSError as error:
+            self._failed(error)
+            return
+        self._lines = 1
+        self._unwritten = False
+        self.problem = ""
+
+    def _failed(self, error: OSError) -> None:
+        self._unwritten = True
+        self.problem = f"usage is held in memory only, {self._path} cannot be written: {error.strerror or error}"
+
+
+def _line(payload: bytes) -> bytes:
+    return b"%08x %s\n" % (zlib.crc32(payload), payload)
+
+
+def _checked(line: bytes) -> bytes | None:
+    """The JSON of a line whose checksum fits."""
+    checksum, separator, payload = line.partition(b" ")
+    if not separator or len(checksum) != 8 or checksum != b"%08x" % zlib.crc32(payload):
+        return None
+    return payload
