@@ -1,7 +1,7 @@
 """The Celery application: queues and the beat table.
 
-Invariant: rows hold the work, a message is only a wake-up. Losing every message costs the interval of the matching sweep
-below, never work; so messages expire before the next beat and no result is stored.
+Invariant: rows hold the work, a message is only a wake-up. Losing every message costs the interval of the matching
+sweep below, never work; so messages expire before the next beat and no result is stored.
 """
 
 from __future__ import annotations
@@ -46,3 +46,13 @@ app.conf.update(
 # `scheduler` is no Django app: it owns no table. It is named here, as a string, so that nothing of ours imports it.
 app.autodiscover_tasks()
 app.autodiscover_tasks(["scheduler"])
+
+
+def _watch_over() -> None:
+    # Imported here: the watch needs the settings that Celery has just been pointed at.
+    from marketplace.liveness import watch_over
+
+    watch_over(app)
+
+
+app.on_after_configure.connect(lambda **_: _watch_over(), weak=False)

@@ -225,10 +225,10 @@ ACCOUNT_LOGOUT_ON_GET = False
 ACCOUNT_SESSION_REMEMBER = True
 ACCOUNT_DEFAULT_HTTP_PROTOCOL = "https" if HTTPS else "http"
 
-EMAIL_BACKEND = (
-    "django.core.mail.backends.filebased.EmailBackend" if EMBEDDED else "django.core.mail.backends.smtp.EmailBackend"
-)
-EMAIL_FILE_PATH = STATE.mail
+# With a folder, mails become files in it: what a developer and the tests read.
+EMAIL_DIR = env_text("EMAIL_DIR", str(STATE.mail) if EMBEDDED else "")
+EMAIL_BACKEND = f"django.core.mail.backends.{'filebased' if EMAIL_DIR else 'smtp'}.EmailBackend"
+EMAIL_FILE_PATH = EMAIL_DIR or None
 EMAIL_HOST = env_text("EMAIL_HOST", "localhost")
 EMAIL_PORT = env_int("EMAIL_PORT", 25)
 EMAIL_HOST_USER = env_text("EMAIL_HOST_USER", "")
@@ -284,6 +284,8 @@ S3_SECRET_ACCESS_KEY = env_text("S3_SECRET_ACCESS_KEY", "")
 # ----------------------------------------------------------------------------------------------------------- security
 
 SECURE_SSL_REDIRECT = HTTPS
+# Asked by the machine itself, without TLS.
+SECURE_REDIRECT_EXEMPT = [r"^healthz$"]
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if env_flag("BEHIND_PROXY", False) else None
 SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = HTTPS
@@ -340,4 +342,6 @@ LOGGING = {
     "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": env_text("LOG_LEVEL", "INFO")},
+    # One line a request of ours to others is noise; their failures are raised, not logged.
+    "loggers": {"httpx": {"level": "WARNING"}, "botocore": {"level": "WARNING"}},
 }

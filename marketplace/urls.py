@@ -1,11 +1,15 @@
-"""The addresses of the product: pages at the root, the customers' API below /api/v1/, the agents' below /api/agent/v1/."""
+"""The addresses of the product: pages at the root, the customers' API below /api/v1/, the agents' below
+/api/agent/v1/."""
 
 from __future__ import annotations
 
 from django.urls import URLPattern, URLResolver, include, path
 from drf_spectacular.views import SpectacularAPIView
 
+from marketplace.liveness import health
+
 urlpatterns: list[URLPattern | URLResolver] = [
+    path("healthz", health, name="health"),
     path("accounts/", include("allauth.account.urls")),
     path("api/v1/schema", SpectacularAPIView.as_view(), name="api-schema"),
 ]

@@ -10,14 +10,14 @@ import contextlib
 import fcntl
 import itertools
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from marketplace.devstack.postgres import STOP_SIGNAL, Account, Postgres, PostgresError, free_port
+from marketplace.devstack.postgres import STOP_SIGNAL, Account, Postgres, PostgresError, home
+from marketplace.devstack.ports import free_port
 from marketplace.devstack.spawn import end, spawn
 from marketplace.devstack.state import DATABASE_USER, StateDir
 
@@ -49,19 +49,17 @@ def wait_until(condition: Callable[[], bool], *, limit_s: float, what: str, ever
 @contextlib.contextmanager
 def _slot() -> Iterator[Path]:
     """The first free slot, ours until this process ends."""
-    home = StateDir.from_environ().path / "tests"
-    if not Account.for_servers().may_reach(home):
-        home = Path(tempfile.gettempdir()) / "archipelago-tests"
-    home.mkdir(parents=True, exist_ok=True)
+    slots = home(StateDir.from_environ().path, Account.for_servers()) / "tests"
+    slots.mkdir(parents=True, exist_ok=True)
     for number in itertools.count():
-        lock: IO[str] = open(home / f"slot-{number}.lock", "w")  # noqa: SIM115 - held open for as long as the slot is ours
+        lock: IO[str] = open(slots / f"slot-{number}.lock", "w")  # noqa: SIM115 - held open for as long as the slot is ours
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
             continue
         with lock:
-            yield home / f"slot-{number}"
+            yield slots / f"slot-{number}"
         return
 
 
@@ -94,7 +92,9 @@ def _serve(slot: Path) -> Iterator[TestPostgres]:
             deadline = time.monotonic() + START_LIMIT_S
             while not server.ready():
                 if child.poll() is not None or time.monotonic() > deadline:
-                    raise PostgresError(f"the test database did not start:\n{(slot / 'postgres.log').read_text()[-2000:]}")
+                    raise PostgresError(
+                        f"the test database did not start:\n{(slot / 'postgres.log').read_text()[-2000:]}"
+                    )
                 time.sleep(0.05)
             yield TestPostgres(server.port, DATABASE_USER, PASSWORD)
         finally:

@@ -5,24 +5,29 @@ Invariant: the server runs in the foreground as our child and never as root (it 
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib.util
 import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import psycopg
+import psycopg.sql
 
 from marketplace.devstack.state import DATABASE, DATABASE_USER
 
 # SIGINT is PostgreSQL's fast shutdown: sessions are ended, files are left clean.
 STOP_SIGNAL = signal.SIGINT
 UNPRIVILEGED_USER = "nobody"
+LEFTOVER_LIMIT_S = 10.0
 
 
 class PostgresError(Exception):
@@ -65,10 +70,12 @@ def installed() -> Path:
     return Path(spec.origin).parent / "pginstall"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def home(state: Path, account: Account) -> Path:
+    """Where the database may keep its data: the state folder, unless its user cannot reach it (a checkout below a private
+    home, used by root). Then a folder of that state's own below /var/tmp, which outlives a reboot as data should."""
+    if account.may_reach(state):
+        return state
+    return Path("/var/tmp") / f"archipelago-{hashlib.sha256(str(state).encode()).hexdigest()[:12]}"  # noqa: S108 - 0711, ours
 
 
 @dataclass(frozen=True)
@@ -83,13 +90,6 @@ class Postgres:
     password: str
     fragile: bool = False
     account: Account = field(default_factory=Account.for_servers)
-
-    def __post_init__(self) -> None:
-        if not self.account.may_reach(self.directory.parent):
-            raise PostgresError(
-                f"{self.directory.parent} is closed to the user {UNPRIVILEGED_USER}, as whom the database runs when we are"
-                " root: choose another place with ARCHIPELAGO_STATE or --state"
-            )
 
     def url(self, database: str = DATABASE) -> str:
         return f"postgresql://{DATABASE_USER}:{self.password}@127.0.0.1:{self.port}/{database}"
@@ -131,7 +131,7 @@ class Postgres:
         """Make the data folder if there is none, and clear what a killed server left that could be mistaken for a live one."""
         if (self.directory / "PG_VERSION").exists():
             self._expect_version()
-            self._clear_stale_pid()
+            self.clear_leftover()
             return
         if self.directory.exists():
             # An initdb that was interrupted; PG_VERSION is among the first files, so nothing of value is here.
@@ -144,7 +144,12 @@ class Postgres:
                 os.chown(self.directory, self.account.uid, self.account.gid)
                 os.chown(password.name, self.account.uid, self.account.gid)
             arguments = [f"--username={DATABASE_USER}", "--auth=scram-sha-256", f"--pwfile={password.name}"]
-            arguments += ["--encoding=UTF8", "--locale=C.UTF-8", "--no-instructions", *(["--no-sync"] if self.fragile else [])]
+            arguments += [
+                "--encoding=UTF8",
+                "--locale=C.UTF-8",
+                "--no-instructions",
+                *(["--no-sync"] if self.fragile else []),
+            ]
             made = self._run(self.binary("initdb"), "-D", str(self.directory), *arguments)
         if made.returncode != 0:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -160,16 +165,37 @@ class Postgres:
                 " remove the folder to start afresh"
             )
 
-    def _clear_stale_pid(self) -> None:
-        """Remove postmaster.pid when its process is gone or is not a database: after a reboot the number is somebody else's."""
+    def clear_leftover(self) -> None:
+        """End what a killed stack left running on this data, and forget a pid that is nobody's or somebody else's.
+
+        The caller holds the lock of the state folder, so a server found here has no owner. A pid file is only a number:
+        after a reboot it may name any process, which must be neither waited for nor signalled.
+        """
         file = self.directory / "postmaster.pid"
+        deadline = time.monotonic() + LEFTOVER_LIMIT_S
+        for how in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
+            pid = self._postmaster(file)
+            if pid is None:
+                break
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, how)
+            while self._postmaster(file) is not None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            deadline = time.monotonic() + LEFTOVER_LIMIT_S
+        file.unlink(missing_ok=True)
+
+    def _postmaster(self, file: Path) -> int | None:
+        """The pid of the live server on this data, if there is one."""
         try:
-            pid = int(file.read_text().splitlines()[0])
-        except (FileNotFoundError, IndexError, ValueError):
-            file.unlink(missing_ok=True)
-            return
-        if not _is_postgres(pid):
-            file.unlink(missing_ok=True)
+            pid = int(file.read_text().split("\n", 1)[0])
+            process = psutil.Process(pid)
+            command = process.cmdline()
+            alive = process.status() != psutil.STATUS_ZOMBIE
+        except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
+            return None
+        except psutil.AccessDenied as error:
+            raise PostgresError(f"{self.directory} is in use by process {error.pid} of another user") from error
+        return pid if alive and str(self.directory) in command and "postgres" in Path(command[0]).name else None
 
     def command(self) -> list[str]:
         options = {
@@ -179,8 +205,7 @@ class Postgres:
             "shared_buffers": "128MB",
             "timezone": "UTC",
             "log_timezone": "UTC",
-            # Files instead of System V segments: nothing of a killed server is left in the kernel to trip the next.
-            "shared_memory_type": "mmap",
+            # In the data folder and not in /dev/shm, which containers keep tiny and which a killed server leaves littered.
             "dynamic_shared_memory_type": "mmap",
         }
         if self.fragile:
@@ -202,21 +227,3 @@ class Postgres:
             found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]).fetchone()
             if found is None:
                 connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(name)))
-
-
-def _is_postgres(pid: int) -> bool:
-    try:
-        return b"postgres" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
-    except FileNotFoundError:
-        if Path("/proc/self").exists():
-            return False
-    except PermissionError:
-        return True
-    try:
-        # No /proc: the best that can be said is whether such a process exists.
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
