@@ -22,7 +22,7 @@ BASE_DIR = REPOSITORY
 
 
 def env_text(name: str, default: str | None = None) -> str:
-    """The text of a variable, or of the file that NAME_FILE names. No default means the process cannot run without it."""
+    """The text of a variable, or of the file NAME_FILE names. No default: the process cannot run without it."""
     value, file = os.environ.get(name), os.environ.get(f"{name}_FILE")
     if value and file:
         raise ImproperlyConfigured(f"{name} and {name}_FILE are both set: keep one")
@@ -137,7 +137,7 @@ TEMPLATES = [
 
 
 def _database(url: str) -> dict[str, Any]:
-    """A PostgreSQL connection from its URL. Other databases are refused: constraints and locks here are PostgreSQL's."""
+    """A PostgreSQL connection from its URL. Others are refused: constraints and locks here are PostgreSQL's."""
     parts = urlsplit(url)
     if parts.scheme not in {"postgres", "postgresql"} or not parts.path.strip("/"):
         raise ImproperlyConfigured("DATABASE_URL must look like postgresql://user:password@host:port/name")
@@ -321,10 +321,10 @@ USE_TZ = True
 USE_I18N = False
 
 STATIC_URL = "/static/"
-STATIC_ROOT = BASE_DIR / "staticfiles"
 STATICFILES_DIRS = [BASE_DIR / "marketplace" / "static"]
 # In an image the files are collected and named by their hash; elsewhere they are served from where they lie.
 STATIC_MANIFEST = env_flag("STATIC_MANIFEST", False)
+STATIC_ROOT = BASE_DIR / "staticfiles" if STATIC_MANIFEST else None
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from marketplace.devstack.postgres import STOP_SIGNAL, Account, Postgres, PostgresError, home
 from marketplace.devstack.ports import free_port
+from marketplace.devstack.postgres import STOP_SIGNAL, Account, Postgres, PostgresError, home
 from marketplace.devstack.spawn import end, spawn
 from marketplace.devstack.state import DATABASE_USER, StateDir
 

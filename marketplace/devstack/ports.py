@@ -9,7 +9,7 @@ HOST = "127.0.0.1"
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen there now. SO_REUSEADDR as servers do, so that a just-closed port counts as free."""
+    """Whether a server could listen there now. As servers do, a just-closed port counts as free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,6 +1,6 @@
 """The embedded PostgreSQL: its files, its command line, and the words for what can go wrong.
 
-Invariant: the server runs in the foreground as our child and never as root (it refuses to), on loopback, with a password.
+Invariant: the server runs in the foreground as our child, never as root (it refuses to), on loopback, with a password.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def installed() -> Path:
 
 
 def home(state: Path, account: Account) -> Path:
-    """Where the database may keep its data: the state folder, unless its user cannot reach it (a checkout below a private
-    home, used by root). Then a folder of that state's own below /var/tmp, which outlives a reboot as data should."""
+    """Where the database may keep its data: the state folder, unless its user cannot reach it (a checkout below a
+    private home, used by root). Then a folder of that state's own below /var/tmp, which outlives a reboot."""
     if account.may_reach(state):
         return state
     return Path("/var/tmp") / f"archipelago-{hashlib.sha256(str(state).encode()).hexdigest()[:12]}"  # noqa: S108 - 0711, ours
@@ -128,7 +128,7 @@ class Postgres:
         )
 
     def prepare(self) -> None:
-        """Make the data folder if there is none, and clear what a killed server left that could be mistaken for a live one."""
+        """Make the data folder if there is none, and clear what a killed server left."""
         if (self.directory / "PG_VERSION").exists():
             self._expect_version()
             self.clear_leftover()
@@ -161,8 +161,8 @@ class Postgres:
         ours = printed.rpartition(" ")[2].strip().partition(".")[0]
         if found != ours:
             raise PostgresError(
-                f"the data in {self.directory} is of PostgreSQL {found}, this is {ours}: dump it with the old version, or"
-                " remove the folder to start afresh"
+                f"the data in {self.directory} is of PostgreSQL {found}, this is {ours}: dump it with the old version,"
+                " or remove the folder to start afresh"
             )
 
     def clear_leftover(self) -> None:

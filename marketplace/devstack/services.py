@@ -1,4 +1,4 @@
-"""What runs, with which command and which variables: one source for the embedded stack, docker-compose.yml and its test.
+"""What runs, with which command and variables: one source for the embedded stack, docker-compose.yml and its test.
 
 Pure data. A command starts with "python"; whoever runs it puts the interpreter of the place there.
 """
@@ -52,7 +52,7 @@ def web(bind: str) -> Service:
 
 
 def worker(queues: Sequence[str]) -> Service:
-    """Threads, because tasks wait on the database and on payment providers; a thread costs no process to start or lose."""
+    """Threads, because tasks wait on the database and on payment providers."""
     return Service(
         "worker",
         (

@@ -4,8 +4,8 @@
 
 Gives up privileges when UID is not "-", then binds the process's life to its parent's, then becomes the command.
 On Linux the kernel does the binding (PR_SET_PDEATHSIG). It is cleared when a process changes its user, so it is set
-after that; and a parent that died before it was set is noticed by looking again. Elsewhere a small watcher process stands
-in: it polls for the parent and passes the signal on.
+after that; and a parent that died before it was set is noticed by looking again. Elsewhere a small watcher process
+stands in: it polls for the parent and passes the signal on.
 """
 
 import ctypes
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
     # The supervisor starts us with these blocked or ignored in some shells; the command decides for itself.
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(name, signal.SIG_DFL)
-    os.execv(command[0], command)
+    os.execv(command[0], command)  # noqa: S606 - becoming the command, without a shell, is the point
 
 
 if __name__ == "__main__":

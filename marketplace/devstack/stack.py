@@ -225,7 +225,9 @@ class Stack:
             ours["STRIPE_API_BASE"] = f"http://127.0.0.1:{stripe_port}"
         ours |= self._extra
         # A variable given as a file elsewhere must not meet the value given here.
-        inherited = {k: v for k, v in os.environ.items() if not (k.endswith("_FILE") and k.removesuffix("_FILE") in ours)}
+        inherited = {
+            k: v for k, v in os.environ.items() if not (k.endswith("_FILE") and k.removesuffix("_FILE") in ours)
+        }
         return {**inherited, **ours}
 
     # --------------------------------------------------------------------------------------------------- its children

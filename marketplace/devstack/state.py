@@ -58,7 +58,7 @@ class StateDir:
         return self.path / "stack.lock"
 
     def secret(self, name: str) -> str:
-        """The secret of that name, created on first use. O_EXCL decides between two processes that create it at once."""
+        """The secret of that name, created on first use; of two processes that create it at once, one wins."""
         file = self.path / "secrets" / name
         try:
             return file.read_text()

@@ -132,7 +132,7 @@ class Supervisor:
             self._kept[child.name] = _Kept(child)
 
     def start(self, name: str) -> None:
-        """Have the child run, now and from now on; returns when it is ready, raises ServiceFailed when it will not be."""
+        """Have the child run from now on; returns when it is ready, raises ServiceFailed when it will not be."""
         self.want(name)
         with self._changed:
             kept = self._kept[name]
@@ -168,7 +168,7 @@ class Supervisor:
             self._changed.wait_for(lambda: kept.phase is Phase.DOWN or self._closing)
 
     def kill(self, name: str, *, revive: bool = True) -> int:
-        """Kill the child as a crash would, with all it started, and give the pid it had. Without `revive` it stays down."""
+        """Kill the child as a crash would, and give the pid it had. Without `revive` it stays down."""
         with self._changed:
             kept = self._kept[name]
             process = kept.process
@@ -296,7 +296,8 @@ class Supervisor:
             if settled:
                 kept.failures = 0
         why = ending(process.returncode)
-        words = last_words(kept.child.log)
+        # A process killed outright had no time for words; its last lines are about something else.
+        words = "" if process.returncode == -signal.SIGKILL else last_words(kept.child.log)
         if kept.once:
             with self._changed:
                 kept.failure = f"{why}, last words: {words}" if process.returncode else None
