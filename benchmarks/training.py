@@ -5,14 +5,14 @@
     python benchmarks/training.py --seeds 1 2 3 --json results.jsonl
     python benchmarks/training.py --sweep              every variant at half, once and twice its learning rate
 
-What is compared: one model (a byte-level GPT), one text (the sources of Python's standard library), one budget of tokens,
-one number of learners. The peers are data parallel with AdamW and with Muon: every step's gradient is the mean over all
-learners' batches, which is computed here as one batch of that size, since it is the same arithmetic. Its traffic is what a
-ring all-reduce of fp32 gradients sends per learner and step, 2 (M - 1) / M times four bytes a parameter, the least that is
-in common use. DiLoCo's traffic is counted from the payloads that were really written.
+What is compared: one model (a byte-level GPT), one text (the sources of Python's standard library), one budget of
+tokens, one number of learners. The peers are data parallel with AdamW and with Muon: every step's gradient is the mean
+over all learners' batches, which is computed here as one batch of that size, since it is the same arithmetic. Its
+traffic is what a ring all-reduce of fp32 gradients sends per learner and step, 2 (M - 1) / M times four bytes a
+parameter, the least in common use. DiLoCo's traffic is counted from the payloads that were really written.
 
-All variants read the same windows in the same order of places and end their cosine at the same token. Learning rates are
-each variant's best of the sweep. What it does not show: time. On a real link the bytes decide, on this machine nothing does.
+All variants read the same windows in the same order of places and end their cosine at the same token. Learning rates
+are each variant's best of the sweep. What it does not show: time. On a real link the bytes decide, here nothing does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -33,7 +33,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from worker_agent.protocol import (  # noqa: E402 - the path above makes the checkout importable without installing it
+from worker_agent.protocol import (
     BuiltinData,
     GptModel,
     InnerSpec,
@@ -42,11 +42,11 @@ from worker_agent.protocol import (  # noqa: E402 - the path above makes the che
     RunSpec,
     SyncSpec,
 )
-from worker_agent.trainer.assemble import assemble  # noqa: E402
-from worker_agent.trainer.distributed import Group  # noqa: E402
-from worker_agent.trainer.exchange_local import LocalCoordinator  # noqa: E402
-from worker_agent.trainer.inner import ComputeOptions  # noqa: E402
-from worker_agent.trainer.train import train  # noqa: E402
+from worker_agent.trainer.assemble import assemble
+from worker_agent.trainer.distributed import Group
+from worker_agent.trainer.exchange_local import LocalCoordinator
+from worker_agent.trainer.inner import ComputeOptions
+from worker_agent.trainer.train import train
 
 CONTEXT = 128
 BATCH_TOKENS = 512  # of one learner and step: four of them make a global batch of 2,048
@@ -60,7 +60,7 @@ class Variant:
     name: str
     inner: InnerSpec
     sync: SyncSpec | None = None  # None: data parallel
-    outer: OuterSpec = OuterSpec()
+    outer: OuterSpec = field(default_factory=OuterSpec)
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--quick", action="store_true", help="a tenth of the tokens")
-    parser.add_argument("--sweep", action="store_true", help="each variant at three learning rates; the best one counts")
+    parser.add_argument("--sweep", action="store_true", help="three learning rates each; the best one counts")
     parser.add_argument("--only", help="variants whose name contains this", default="")
     parser.add_argument("--json", type=Path, help="append the results here as JSON lines", default=None)
     options = parser.parse_args()

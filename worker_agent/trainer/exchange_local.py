@@ -265,7 +265,7 @@ class LocalCoordinator:
         done = self._round is None or member.id in self._round.submissions or member.id in self._round.refused
         if order is None or done or request.phase == "submitted":
             return PollReply(command="wait", server_time_ms=now)
-        return PollReply(command="train", server_time_ms=now, next_poll_ms=1000, order=order)
+        return PollReply(command="train", server_time_ms=now, order=order)
 
     def _agrees(self, round: int, digest: str | None) -> bool:
         """With the digest most members have reported of this state; with none reported there is nothing to say."""

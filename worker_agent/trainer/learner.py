@@ -364,7 +364,6 @@ class Learner:
         return bits
 
     def _report(self, *, bits: float | None, wait_ms: int = 0, download_ms: int = 0, apply_ms: int = 0) -> None:
-        run = self._known_run
         self.exchange.applied(
             AppliedRequest(
                 generation=self.exchange.generation,
@@ -372,7 +371,7 @@ class Learner:
                 state_round=self._held.round,
                 state_digest=self._digest,
                 heldout_bits_per_byte=bits,
-                heldout_bytes=None if bits is None else min(run.eval_bytes, run.heldout_bytes),
+                heldout_bytes=None if bits is None else self._ready_island.evaluated_bytes,
                 wait_ms=wait_ms,
                 download_ms=download_ms,
                 apply_ms=apply_ms,

@@ -40,14 +40,30 @@ class LoadedModel:
     vocab_size: int
 
 
+class Linear(nn.Linear):
+    """Without a bias, and without torch's own initial values: drawing what is overwritten takes a large model minutes.
+    (The meta device would do too, but its first use imports a symbolic algebra system: seconds at every start.)"""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        pass
+
+
 class Attention(nn.Module):
     def __init__(self, d_model: int, n_head: int) -> None:
         super().__init__()
         self.n_head = n_head
-        self.query = nn.Linear(d_model, d_model, bias=False, device="meta")
-        self.key = nn.Linear(d_model, d_model, bias=False, device="meta")
-        self.value = nn.Linear(d_model, d_model, bias=False, device="meta")
-        self.out = nn.Linear(d_model, d_model, bias=False, device="meta")
+        self.query = Linear(d_model, d_model)
+        self.key = Linear(d_model, d_model)
+        self.value = Linear(d_model, d_model)
+        self.out = Linear(d_model, d_model)
 
     def forward(self, x_BTD: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
         shape = (*x_BTD.shape[:2], self.n_head, -1)
@@ -64,8 +80,8 @@ class Block(nn.Module):
     def __init__(self, d_model: int, n_head: int) -> None:
         super().__init__()
         self.attention = Attention(d_model, n_head)
-        self.up = nn.Linear(d_model, 4 * d_model, bias=False, device="meta")
-        self.down = nn.Linear(4 * d_model, d_model, bias=False, device="meta")
+        self.up = Linear(d_model, 4 * d_model)
+        self.down = Linear(4 * d_model, d_model)
 
     def forward(self, x_BTD: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
         x_BTD = x_BTD + self.attention(_norm(x_BTD), cos_TK, sin_TK)
@@ -73,14 +89,14 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Built on the meta device, so that memory is taken once, by `initialise`."""
+    """Memory is taken here, values are given by `initialise`."""
 
     def __init__(self, spec: GptModel) -> None:
         super().__init__()
         self.head_width = spec.d_model // spec.n_head
-        self.embedding = nn.Embedding(spec.vocab_size, spec.d_model, device="meta")
+        self.embedding = Embedding(spec.vocab_size, spec.d_model)
         self.blocks = nn.ModuleList(Block(spec.d_model, spec.n_head) for _ in range(spec.n_layer))
-        self.head = nn.Linear(spec.d_model, spec.vocab_size, bias=False, device="meta")
+        self.head = Linear(spec.d_model, spec.vocab_size)
         if spec.tie_embeddings:
             self.head.weight = self.embedding.weight
         self._rotary: tuple[Tensor, Tensor] | None = None
@@ -144,11 +160,7 @@ def _check_gpt(spec: GptModel) -> None:
 
 
 def initialise(model: Gpt, seed: int) -> None:
-    """Give every parameter its memory and its first value. A tied head is the embedding and is drawn once."""
-    tied = model.head.weight is model.embedding.weight
-    model.to_empty(device="cpu")
-    if tied:  # to_empty makes two tensors of one
-        model.head.weight = model.embedding.weight
+    """Give every parameter its first value. A tied head is the embedding and is drawn once."""
     for name, parameter in model.named_parameters():
         if name.endswith(("out.weight", "down.weight")):
             parameter.data.zero_()

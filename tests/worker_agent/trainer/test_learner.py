@@ -272,6 +272,33 @@ def test_a_payload_the_store_has_lost_leads_to_joining_again(small_run: RunSpec,
     assert one_digest_a_round(coordinator)
 
 
+def test_a_round_sealed_without_a_member_ends_its_training_at_once(small_run: RunSpec, tmp_path: Path) -> None:
+    """`slow` is given a million steps; the other's contribution is quorum enough, and the seal is noticed while training."""
+    run = with_sync(small_run, quorum=0.5, grace_ms=0)
+    coordinator = LocalCoordinator(
+        run,
+        tmp_path / "store",
+        expected=2,
+        steps_for=lambda member, round: 10**6 if member == "slow" and round == 0 else 4,
+    )
+    run_without_limit = msgspec.structs.replace(run, tokens=10**9)
+    coordinator.run = run_without_limit  # so that the budget does not shorten the order
+    crew = Crew()
+
+    def restore(record: RoundRecord) -> None:
+        if record.round == 0:
+            coordinator.run = run
+
+    coordinator._on_round = restore
+    crew.start("fast", learner_of(coordinator.admit("fast"), tmp_path / "fast"))
+    crew.start("slow", learner_of(coordinator.admit("slow"), tmp_path / "slow"))
+    crew.join()
+    assert coordinator.records[0].members == ["fast"]
+    assert [(r.member_id, r.reason) for r in coordinator.manifests[0].refused] == [("slow", "not_submitted")]
+    assert one_digest_a_round(coordinator)
+    assert crew.outcomes == {"fast": "finished", "slow": "finished"}
+
+
 def test_a_payload_that_is_no_payload_is_refused_for_all_and_counted_against_its_sender(
     small_run: RunSpec, tmp_path: Path
 ) -> None:
