@@ -25,6 +25,10 @@ class ServerUnreachable(AgentError):
 
     exit_code = EXIT_UNREACHABLE
 
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
 
 class RequestRefused(AgentError):
     """The control plane understood and said no; retrying the same request cannot help."""

@@ -67,11 +67,11 @@ class Meter:
         counter.gpu_ms_total = max(counter.gpu_ms_total, min(counter.gpu_ms_total + counted * gpus, ceiling))
         counter.counted_until_ms = max(since, now_ms)
 
-    def pause(self, assignment_id: str) -> None:
-        """The assignment is not being served: time from here on is not counted until `count` is called again."""
-        counter = self._counters.get(assignment_id)
-        if counter is not None:
-            counter.counted_until_ms = None
+    def pause_others(self, served: set[str]) -> None:
+        """Time of everything not in `served` is not counted from here on, until `count` is called for it again."""
+        for assignment_id, counter in self._counters.items():
+            if assignment_id not in served:
+                counter.counted_until_ms = None
 
     def record(self, now_ms: int, observed_at_ms: int) -> int:
         """Write every counter that rose since its last entry. The number written."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -100,9 +101,20 @@ class Spool:
         return record
 
     def acknowledge(self, seq: int) -> None:
-        """Everything up to `seq` is durable elsewhere. Reordered or repeated acknowledgements change nothing; one beyond
-        what was ever handed out is cut to that, or the records to come would never be sent."""
-        seq = min(seq, self._base.next_seq - 1)
+        """Everything up to `seq` is durable elsewhere. A reordered or repeated acknowledgement changes nothing.
+
+        One beyond what this file knows means numbers were lost with it (they were sent while the disk was full, then
+        the agent was killed): what is still pending gets new numbers above it, or it would pass for acknowledged."""
+        if seq >= self._base.next_seq:
+            pending = self.pending(limit=len(self._latest))
+            self._base.acked_seq, self._base.next_seq = seq, seq + 1
+            for record in pending:
+                entry = self._latest[record.assignment_id]
+                renumbered = msgspec.structs.replace(record, seq=self._base.next_seq)
+                self._latest[record.assignment_id] = msgspec.structs.replace(entry, record=renumbered)
+                self._base.next_seq += 1
+            self._rewrite()
+            return
         if seq <= self._base.acked_seq:
             return
         self._base.acked_seq = seq
@@ -132,29 +144,18 @@ class Spool:
         except FileNotFoundError:
             self._rewrite()
             return
-        good_base = False
-        lines = content.split(b"\n")
-        torn_tail = lines.pop()  # what follows the last newline: empty, or a record cut short
-        for number, line in enumerate(lines):
-            payload = _checked(line)
-            try:
-                if payload is None:
-                    self.damaged_lines += 1
-                elif number == 0:
-                    self._base = msgspec.json.decode(payload, type=_Base)
-                    good_base = True
-                    for entry in self._base.latest:
-                        self._take(entry)
-                else:
-                    self._take(msgspec.json.decode(payload, type=SpoolEntry))
-            except msgspec.DecodeError:
-                self.damaged_lines += 1
+        parsed = _parse(content)
+        self.damaged_lines = parsed.damaged_lines
+        good_base = parsed.base is not None
+        if parsed.base is not None:
+            self._base = parsed.base
+        for entry in parsed.entries:
+            self._take(entry)
         if self._base.epoch != epoch and good_base:
             # Another enrolment: its records would be refused, and the counters begin anew by the protocol.
             self._base = _Base(epoch=epoch, next_seq=1, acked_seq=0)
             self._latest = {}
-        elif torn_tail or self.damaged_lines or not good_base:
-            self.damaged_lines += 1 if torn_tail else 0
+        elif self.damaged_lines or not good_base:
             self._base.epoch = epoch
             self._base.next_seq += _SEQ_RESERVE
         self._rewrite()
@@ -194,6 +195,50 @@ class Spool:
     def _failed(self, error: OSError) -> None:
         self._unwritten = True
         self.problem = f"usage is held in memory only, {self._path} cannot be written: {error.strerror or error}"
+
+
+@dataclass(frozen=True)
+class SpoolState:
+    assignments: int
+    pending: int
+    damaged_lines: int
+
+
+def inspect(path: Path) -> SpoolState:
+    """A look from outside that changes nothing, also while an agent writes."""
+    parsed = _parse(path.read_bytes())
+    newest: dict[str, int] = {}
+    for entry in parsed.entries:
+        newest[entry.record.assignment_id] = max(newest.get(entry.record.assignment_id, 0), entry.record.seq)
+    acked = 0 if parsed.base is None else parsed.base.acked_seq
+    return SpoolState(len(newest), sum(1 for seq in newest.values() if seq > acked), parsed.damaged_lines)
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    base: _Base | None
+    entries: list[SpoolEntry]
+    damaged_lines: int
+
+
+def _parse(content: bytes) -> _Parsed:
+    base: _Base | None = None
+    entries: list[SpoolEntry] = []
+    lines = content.split(b"\n")
+    damaged = 1 if lines.pop() else 0  # what follows the last newline: empty, or a record cut short
+    for number, line in enumerate(lines):
+        payload = _checked(line)
+        try:
+            if payload is None:
+                damaged += 1
+            elif number == 0:
+                base = msgspec.json.decode(payload, type=_Base)
+                entries.extend(base.latest)
+            else:
+                entries.append(msgspec.json.decode(payload, type=SpoolEntry))
+        except msgspec.DecodeError:
+            damaged += 1
+    return _Parsed(base, entries, damaged)
 
 
 def _line(payload: bytes) -> bytes:

@@ -49,8 +49,9 @@ class Identity(msgspec.Struct, kw_only=True, frozen=True):
 
     def fallen_back(self) -> Identity:
         """The current credential was refused: go on with the previous one."""
-        assert self.previous_credential is not None
-        return msgspec.structs.replace(self, credential=self.previous_credential, previous_credential=None)
+        return msgspec.structs.replace(
+            self, credential=self.previous_credential or self.credential, previous_credential=None
+        )
 
 
 class Memory(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
@@ -103,7 +104,9 @@ class Home:
     def load_identity(self) -> Identity:
         identity = _read(self.identity_path, Identity)
         if identity is None:
-            raise NotEnrolled(f"no identity in {self.path}: run `archipelago-agent enroll --server URL --token TOKEN` first")
+            raise NotEnrolled(
+                f"no identity in {self.path}: run `archipelago-agent enroll --server URL --token TOKEN` first"
+            )
         return identity
 
     def save_identity(self, identity: Identity) -> None:
