@@ -186,7 +186,9 @@ class SyncReply(Message):
     usage_acked_seq: int  # every record up to and including this one is durable: it may be dropped from the spool
     assignments: list[Assignment]
     island_state: str
-    credential: str | None = None  # a rotated credential: store it, then use it; the old one works until the new is seen
+    credential: str | None = (
+        None  # a rotated credential: store it, then use it; the old one works until the new is seen
+    )
     want_facts: bool = False
     message: str = ""
 
@@ -247,7 +249,7 @@ DataSpec = BuiltinData | BlobData | UrlData | FilesData
 class InnerSpec(Message):
     optimizer: Literal["adamw", "muon"] = "muon"
     lr: float = 0.02  # of the hidden matrices under muon, of all parameters under adamw
-    adamw_lr: float = 0.003  # of everything that is not a hidden matrix, under muon
+    adamw_lr: float = 0.01  # of everything that is not a hidden matrix, under muon
     weight_decay: float = 0.0
     grad_clip: float = 1.0
     warmup_tokens: int = 0

@@ -48,6 +48,7 @@ API_PREFIX = "/api/agent/v1/"
 
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 5.0
+_DRAIN_PATIENCE_S = 10.0  # once asked to go: who asked will not wait for long
 _BLOB_STREAMS = 4
 _WRONG_BYTES_TRIES = 3
 _CHUNK_BYTES = 1 << 20
@@ -208,15 +209,16 @@ class HttpExchange:
 
     def _persist(self, attempt: Callable[[], T]) -> T:
         """Repeat with a growing, jittered delay: members cut off together must not come back together."""
-        give_up_at = self._clock() + self.patience_s
+        started = self._clock()
         delay = _FIRST_DELAY_S
         while True:
             try:
                 return attempt()
             except (httpx.TransportError, _TryAgain) as error:
                 wait = delay * (0.5 + self._jitter() / 2)
-                if self._clock() + wait >= give_up_at:
-                    raise Unreachable(f"no answer in {self.patience_s:g} s: {error}") from error
+                patience_s = min(self.patience_s, _DRAIN_PATIENCE_S) if self._woken.is_set() else self.patience_s
+                if self._clock() + wait >= started + patience_s:
+                    raise Unreachable(f"no answer in {patience_s:g} s: {error}") from error
             self._sleep(wait)
             delay = min(delay * 2, _LONGEST_DELAY_S)
 

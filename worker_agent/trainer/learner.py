@@ -121,20 +121,26 @@ class Learner:
             if self.stop.is_set():
                 return self._leave("drain", "drained")
             reply = self.exchange.poll(self._position())
-            if reply.command == "train" and reply.order is not None:
-                self._take(reply.order, reply)
-            elif reply.command == "apply" and reply.manifest is not None:
-                self._advance(reply.manifest)
-            elif reply.command == "resync":
-                self._resync(reply.reason or "told to")
-            elif reply.command == "finish" and self._phase != "final":
-                self._finish()
-            elif reply.command == "stop":
+            if reply.command == "stop":
                 return self._leave("stop", "finished" if self._phase == "final" else "stopped")
-            else:
-                if self._phase != "final":
-                    self.status.write("waiting", round=self._held.round, message=reply.reason)
-                self.exchange.pause(reply.next_poll_ms)
+            try:
+                self._do(reply)
+            except RequestRefused as error:  # a report it takes for wrong: then our view is, so take the run's again
+                self._resync(str(error))
+
+    def _do(self, reply: PollReply) -> None:
+        if reply.command == "train" and reply.order is not None:
+            self._take(reply.order, reply)
+        elif reply.command == "apply" and reply.manifest is not None:
+            self._advance(reply.manifest)
+        elif reply.command == "resync":
+            self._resync(reply.reason or "told to")
+        elif reply.command == "finish" and self._phase != "final":
+            self._finish()
+        else:
+            if self._phase != "final":
+                self.status.write("waiting", round=self._held.round, message=reply.reason)
+            self.exchange.pause(reply.next_poll_ms)
 
     def _position(self) -> PollRequest:
         island, state = self._ready_island, self._held

@@ -84,6 +84,16 @@ def test_patience_ends(exchange: HttpExchange, server: object, clock: Clock) -> 
     assert max(clock.slept) == 5.0
 
 
+def test_who_is_asked_to_go_does_not_wait_long_for_an_answer(
+    exchange: HttpExchange, server: object, clock: Clock
+) -> None:
+    server.answers += [500] * 100  # type: ignore[attr-defined]
+    exchange.interrupt()
+    with pytest.raises(Unreachable):
+        exchange.leave(LeaveRequest(generation=1, instance="i", reason="drain"))
+    assert clock.now <= 10
+
+
 def test_nobody_listening_is_retried_and_then_unreachable(clock: Clock) -> None:
     exchange = HttpExchange(
         "http://127.0.0.1:1", "m", generation=1, instance="i", patience_s=1, clock=clock, sleep=clock.sleep

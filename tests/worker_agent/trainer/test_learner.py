@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from worker_agent.protocol import (
+    AppliedRequest,
     BlobRef,
     JoinRequest,
     OuterSpec,
@@ -23,7 +24,7 @@ from worker_agent.protocol import (
 )
 from worker_agent.trainer.assemble import assemble
 from worker_agent.trainer.distributed import Group
-from worker_agent.trainer.errors import BlobMissing, Gone, StaleGeneration
+from worker_agent.trainer.errors import BlobMissing, Gone, RequestRefused, StaleGeneration
 from worker_agent.trainer.exchange_local import LocalCoordinator, LocalExchange, RoundRecord
 from worker_agent.trainer.inner import ComputeOptions
 from worker_agent.trainer.learner import Learner
@@ -260,6 +261,30 @@ class ForgetfulExchange(LocalExchange):
         return super().get_blobs(digests, folder)
 
 
+class DoubtingExchange(LocalExchange):
+    """The coordinator refuses one report."""
+
+    doubted = False
+
+    def applied(self, request: AppliedRequest) -> None:
+        if request.state_round == 2 and not self.doubted:
+            self.doubted = True
+            raise RequestRefused(422, "invalid", "not the state of round 2")
+        super().applied(request)
+
+
+def test_a_refused_report_leads_to_joining_again(small_run: RunSpec, tmp_path: Path) -> None:
+    coordinator = LocalCoordinator(small_run, tmp_path / "store")
+    given = coordinator.admit("a")
+    exchange = DoubtingExchange(coordinator, "a", generation=given.generation, instance=given.instance)
+    crew = Crew()
+    crew.start("a", learner_of(exchange, tmp_path / "a"))
+    crew.join()
+    assert exchange.doubted
+    assert crew.outcomes == {"a": "finished"}
+    assert one_digest_a_round(coordinator)
+
+
 def test_a_payload_the_store_has_lost_leads_to_joining_again(small_run: RunSpec, tmp_path: Path) -> None:
     coordinator = LocalCoordinator(small_run, tmp_path / "store")
     given = coordinator.admit("a")
@@ -273,7 +298,7 @@ def test_a_payload_the_store_has_lost_leads_to_joining_again(small_run: RunSpec,
 
 
 def test_a_round_sealed_without_a_member_ends_its_training_at_once(small_run: RunSpec, tmp_path: Path) -> None:
-    """`slow` is given a million steps; the other's contribution is quorum enough, and the seal is noticed while training."""
+    """`slow` is given a million steps; the other's work is quorum enough, and the seal is noticed while training."""
     run = with_sync(small_run, quorum=0.5, grace_ms=0)
     coordinator = LocalCoordinator(
         run,
