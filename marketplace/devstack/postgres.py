@@ -205,7 +205,7 @@ class Postgres:
             "shared_buffers": "128MB",
             "timezone": "UTC",
             "log_timezone": "UTC",
-            # In the data folder and not in /dev/shm, which containers keep tiny and which a killed server leaves littered.
+            # In the data folder, not in /dev/shm: containers keep that tiny and a killed server leaves it littered.
             "dynamic_shared_memory_type": "mmap",
         }
         if self.fragile:

@@ -48,8 +48,8 @@ def has_module(name: str) -> bool:
 
 
 class Stack:
-    """`web_port` 0 takes any free port. `fragile` trades the database's safety for speed. `celery` False leaves out
-    worker and beat. `env` goes to every process of ours."""
+    """`web_port` 0 takes any free port; `celery` False leaves out worker and beat; `fragile` trades the database's safety
+    for speed; `env` goes to every process of ours and has the last word."""
 
     def __init__(
         self,
@@ -225,10 +225,7 @@ class Stack:
             ours["STRIPE_API_BASE"] = f"http://127.0.0.1:{stripe_port}"
         ours |= self._extra
         # A variable given as a file elsewhere must not meet the value given here.
-        inherited = {
-            k: v for k, v in os.environ.items() if not (k.endswith("_FILE") and k.removesuffix("_FILE") in ours)
-        }
-        return {**inherited, **ours}
+        return {**{k: v for k, v in os.environ.items() if k.removesuffix("_FILE") not in ours}, **ours}
 
     # --------------------------------------------------------------------------------------------------- its children
 

@@ -22,9 +22,7 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []  # the database they would ask for is what this starts
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--port", type=int, default=8000, help="port of the web server; 0 takes any (default: 8000)"
-        )
+        parser.add_argument("--port", type=int, default=8000, help="port of the web server; 0: any (default: 8000)")
         parser.add_argument("--state", type=Path, help="state folder (default: ARCHIPELAGO_STATE or .archipelago)")
         parser.add_argument("--no-celery", action="store_true", help="leave out worker and beat")
         parser.add_argument("--no-debug", action="store_true", help="serve as a deployment does: no debug pages")
