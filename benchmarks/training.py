@@ -48,7 +48,7 @@ from worker_agent.trainer.exchange_local import LocalCoordinator
 from worker_agent.trainer.inner import ComputeOptions
 from worker_agent.trainer.train import train
 
-CONTEXT = 128
+CONTEXT = 64
 BATCH_TOKENS = 512  # of one learner and step: four of them make a global batch of 2,048
 BASELINE = "data parallel, AdamW"
 STRONG_BASELINE = "data parallel, Muon"

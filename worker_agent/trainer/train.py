@@ -43,6 +43,18 @@ from worker_agent.trainer.state import OuterState, save_snapshot
 
 _A_DAY_MS = 86_400_000
 
+# Under a minute on two cores: small steps and a short context teach a small model most for its tokens.
+DEFAULT_MODEL = GptModel(n_layer=2, n_head=4, d_model=64, context=64)
+DEFAULT_RUN = RunSpec(
+    job_id="alone",
+    seed=1,
+    model=DEFAULT_MODEL,
+    data=BuiltinData(),
+    tokens=1_500_000,
+    batch_tokens=1024,
+    sync=SyncSpec(inner_steps=40),
+)
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -186,7 +198,7 @@ def main(argv: Sequence[str] | None = None, out: TextIO | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    run, gpt, inner, outer, sync = DEFAULT_RUN, GptModel(n_layer=2, d_model=64), InnerSpec(), OuterSpec(), SyncSpec()
+    run, gpt, inner, outer, sync = DEFAULT_RUN, DEFAULT_MODEL, InnerSpec(), OuterSpec(), DEFAULT_RUN.sync
     parser = argparse.ArgumentParser(
         prog="archipelago-agent train",
         description="Train by DiLoCo with several learners on this machine: the code that trains across islands.",
@@ -221,17 +233,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--save", type=Path, help="write the final state here, as safetensors", default=None)
     parser.add_argument("--json", action="store_true", help="JSON lines instead of words")
     return parser
-
-
-DEFAULT_RUN = RunSpec(
-    job_id="alone",
-    seed=1,
-    model=GptModel(n_layer=2, d_model=64),
-    data=BuiltinData(),
-    tokens=1_500_000,
-    batch_tokens=2048,
-    sync=SyncSpec(inner_steps=15),
-)
 
 
 def _run_from(options: argparse.Namespace) -> RunSpec:
