@@ -222,8 +222,9 @@ class Agent:
         """No process left. Tell the last usage, or say that it waits on the disk."""
         self._meter.record(monotonic_ms(), self._observed_ms())
         self._spool.flush()
-        for worker in self._workers.values():
-            if worker.handle is not None and not is_final(worker.exit_code):
+        drained = {assignment.id for assignment in self._desired if assignment.drain}
+        for key, worker in self._workers.items():
+            if worker.handle is not None and worker.stopping_since_ms is not None and key not in drained:
                 # Ended because the agent ended: the next agent must not take the exit for the work's own end.
                 (Path(worker.handle.workdir) / HANDLE_FILE).unlink(missing_ok=True)
         if self._ending is not None:

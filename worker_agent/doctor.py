@@ -6,6 +6,7 @@ than the one it was issued by.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
@@ -254,12 +255,14 @@ def listening_ports(pid: int) -> list[int]:
     """TCP ports on which exactly this process listens."""
     inodes = set()
     try:
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return []
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):  # closed since the listing
             target = os.readlink(descriptor)
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
-    except OSError:
-        return []
     ports = set()
     for table in ("tcp", "tcp6"):
         try:
