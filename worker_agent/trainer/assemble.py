@@ -18,6 +18,8 @@ from worker_agent.trainer.exchange import Exchange
 from worker_agent.trainer.inner import ComputeOptions, Island
 from worker_agent.trainer.model import load_model
 
+_BYTE_VALUES = 256
+
 
 class _Parts(msgspec.Struct, omit_defaults=True):
     """What rank 0 announces: the specification, and where on this machine its files lie."""
@@ -57,6 +59,8 @@ def _build(parts: _Parts, workdir: Path, group: Group, options: ComputeOptions) 
     folder = workdir if group.is_lead else workdir / f"rank-{group.rank}"  # each rank lays out modules for itself
     folder.mkdir(parents=True, exist_ok=True)
     loaded = load_model(run, folder, Path(parts.model_path) if parts.model_path else None)
+    if loaded.vocab_size < _BYTE_VALUES:
+        raise SpecError("model.vocab_size", f"must be at least {_BYTE_VALUES}: the text is read as bytes")
     corpus = load_corpus(run, folder, loaded.context, Path(parts.data_path) if parts.data_path else None)
     return Island(run, loaded, corpus, group=group, options=options)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -40,7 +40,15 @@ from worker_agent.protocol import (
     SubmitRequest,
 )
 from worker_agent.trainer import codec
-from worker_agent.trainer.errors import BlobMissing, PayloadError, RequestRefused, StateError, TrainerError
+from worker_agent.trainer.errors import (
+    BlobMissing,
+    Gone,
+    PayloadError,
+    RequestRefused,
+    StaleGeneration,
+    StateError,
+    TrainerError,
+)
 from worker_agent.trainer.exchange import Exchange
 from worker_agent.trainer.inner import Island, Progress, RoundWork
 from worker_agent.trainer.outer import apply_manifest, pseudo_gradient
@@ -158,9 +166,9 @@ class Learner:
         )
 
     def _leave(self, reason: str, outcome: Outcome) -> Outcome:
-        self.exchange.leave(
-            LeaveRequest(generation=self.exchange.generation, instance=self.exchange.instance, reason=reason)
-        )
+        request = LeaveRequest(generation=self.exchange.generation, instance=self.exchange.instance, reason=reason)
+        with suppress(Gone, StaleGeneration):  # the place is not ours any more, which is what was asked for
+            self.exchange.leave(request)
         self.status.write("done", round=self._held.round, message=outcome)
         return outcome
 

@@ -70,8 +70,9 @@ class Attention(nn.Module):
         q_BHTK = self.query(x_BTD).view(shape).transpose(1, 2)
         k_BHTK = self.key(x_BTD).view(shape).transpose(1, 2)
         v_BHTK = self.value(x_BTD).view(shape).transpose(1, 2)
-        q_BHTK = rotate(_norm(q_BHTK), cos_TK, sin_TK)
-        k_BHTK = rotate(_norm(k_BHTK), cos_TK, sin_TK)
+        # Under autocast a norm comes out in fp32; attention wants one dtype.
+        q_BHTK = rotate(_norm(q_BHTK), cos_TK, sin_TK).to(v_BHTK.dtype)
+        k_BHTK = rotate(_norm(k_BHTK), cos_TK, sin_TK).to(v_BHTK.dtype)
         y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
         return self.out(y_BHTK.transpose(1, 2).reshape(x_BTD.shape))
 
@@ -178,7 +179,8 @@ def exact_uniform(shape: tuple[int, ...], std: float, key: str) -> Tensor:
 
 def _load_module_model(spec: ModuleModel, seed: int, workdir: Path, artifact: Path | None) -> LoadedModel:
     """Run the user's function. It runs with torch's seed set to the run's, so that a plain nn.Module is the same on
-    equal machines; where it is not, the first digests differ and the coordinator says so."""
+    equal machines; where it is not, the first digests differ and the coordinator says so. Parameters are exchanged,
+    buffers are not: running statistics stay each island's own."""
     module_name, separator, function_name = spec.entry.partition(":")
     if not (module_name and separator and function_name):
         raise SpecError("model.entry", "must be `module:function`")

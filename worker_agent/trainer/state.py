@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
 from worker_agent.trainer.errors import StateError
@@ -73,8 +73,9 @@ def save_snapshot(state: OuterState, path: Path, *, job_id: str) -> None:
         "state_digest": state.digest(),
         "layout": state.layout.json,
     }
-    data = save(tensors, metadata={_METADATA_KEY: json.dumps(about, sort_keys=True)})
-    write_atomically(path, data)
+    temporary = _temporary(path)
+    save_file(tensors, str(temporary), metadata={_METADATA_KEY: json.dumps(about, sort_keys=True)})
+    _put_in_place(temporary, path)
 
 
 def load_snapshot(path: Path) -> OuterState:
@@ -96,14 +97,25 @@ def load_snapshot(path: Path) -> OuterState:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary = _temporary(path)
+    temporary.write_bytes(data)
+    _put_in_place(temporary, path)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _put_in_place(temporary: Path, path: Path) -> None:
+    """The name appears only once the bytes are on the disk, and is itself on the disk when this returns."""
+    _sync(temporary)
     os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)

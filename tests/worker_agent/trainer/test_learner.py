@@ -16,6 +16,7 @@ from worker_agent.protocol import (
     AppliedRequest,
     BlobRef,
     JoinRequest,
+    LeaveRequest,
     OuterSpec,
     PollRequest,
     RoundOrder,
@@ -24,7 +25,7 @@ from worker_agent.protocol import (
 )
 from worker_agent.trainer.assemble import assemble
 from worker_agent.trainer.distributed import Group
-from worker_agent.trainer.errors import BlobMissing, Gone, RequestRefused, StaleGeneration
+from worker_agent.trainer.errors import BlobMissing, Gone, RequestRefused, SpecError, StaleGeneration
 from worker_agent.trainer.exchange_local import LocalCoordinator, LocalExchange, RoundRecord
 from worker_agent.trainer.inner import ComputeOptions
 from worker_agent.trainer.learner import Learner
@@ -247,6 +248,28 @@ def test_a_state_that_drifted_is_given_up_for_the_runs_own(small_run: RunSpec, t
     crew.join()
     assert len(joins) >= 2
     assert len(coordinator.digests[4]) == 1
+
+
+class EndingExchange(LocalExchange):
+    """The assignment ends between the word to stop and the member's farewell."""
+
+    def leave(self, request: LeaveRequest) -> None:
+        raise Gone("the assignment has ended")
+
+
+def test_leaving_a_place_that_is_gone_is_leaving(small_run: RunSpec, tmp_path: Path) -> None:
+    coordinator = LocalCoordinator(small_run, tmp_path / "store")
+    given = coordinator.admit("a")
+    exchange = EndingExchange(coordinator, "a", generation=given.generation, instance=given.instance)
+    assert learner_of(exchange, tmp_path / "a").run() == "finished"
+
+
+def test_a_vocabulary_too_small_for_bytes_is_refused_by_name(small_run: RunSpec, tmp_path: Path) -> None:
+    run = msgspec.structs.replace(small_run, model=msgspec.structs.replace(small_run.model, vocab_size=128))
+    exchange = LocalCoordinator(run, tmp_path / "store").admit("a")
+    with pytest.raises(SpecError) as caught:
+        learner_of(exchange, tmp_path / "a").run()
+    assert caught.value.field == "model.vocab_size"
 
 
 class ForgetfulExchange(LocalExchange):

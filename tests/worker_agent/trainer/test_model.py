@@ -11,7 +11,7 @@ import torch
 from worker_agent.protocol import BuiltinData, GptModel, ModuleModel, RunSpec
 from worker_agent.trainer.errors import SpecError
 from worker_agent.trainer.layout import Layout
-from worker_agent.trainer.model import build_gpt, load_model
+from worker_agent.trainer.model import build_gpt, load_model, mean_cross_entropy
 from worker_agent.trainer.state import OuterState
 
 SMALL = GptModel(n_layer=2, n_head=2, d_model=16, context=16)
@@ -68,6 +68,17 @@ def test_a_position_sees_nothing_that_comes_after_it() -> None:
     before, after = model(tokens), model(changed)
     assert torch.allclose(before[0, :10], after[0, :10], atol=1e-5)
     assert not torch.allclose(before[0, 10:], after[0, 10:], atol=1e-3)
+
+
+def test_lower_precision_runs_the_same_model() -> None:
+    """On an accelerator the forward pass is autocast to bf16; a CPU can show that no operation minds."""
+    model = build_gpt(SMALL, 1)
+    tokens = torch.arange(32).view(2, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = mean_cross_entropy(model, tokens, tokens)
+    loss.backward()
+    assert loss.item() == pytest.approx(mean_cross_entropy(model, tokens, tokens).item(), abs=0.05)
+    assert model.embedding.weight.grad is not None
 
 
 @pytest.mark.parametrize(("field", "value"), [("d_model", 17), ("n_head", 0), ("vocab_size", 0)])
