@@ -48,8 +48,8 @@ def has_module(name: str) -> bool:
 
 
 class Stack:
-    """`web_port` 0 takes any free port; `celery` False leaves out worker and beat; `fragile` trades the database's safety
-    for speed; `env` goes to every process of ours and has the last word."""
+    """`web_port` 0 takes any free port; `celery` False leaves out worker and beat; `fragile` trades the database's
+    safety for speed; `env` goes to every process of ours and has the last word."""
 
     def __init__(
         self,
