@@ -79,9 +79,9 @@ class Result:
 
 
 def variants(inner_steps: int) -> list[Variant]:
-    adamw = InnerSpec(optimizer="adamw", lr=0.006)
-    muon = InnerSpec(optimizer="muon", lr=0.02, adamw_lr=0.01)
-    local = InnerSpec(optimizer="muon", lr=0.02, adamw_lr=0.01)
+    adamw = InnerSpec(optimizer="adamw", lr=0.016)
+    muon = InnerSpec(optimizer="muon", lr=0.04, adamw_lr=0.02)
+    local = InnerSpec(optimizer="muon", lr=0.04, adamw_lr=0.02)
     return [
         Variant(BASELINE, adamw),
         Variant(STRONG_BASELINE, muon),

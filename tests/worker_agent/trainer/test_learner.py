@@ -14,18 +14,22 @@ import torch
 
 from worker_agent.protocol import (
     AppliedRequest,
+    BlobData,
     BlobRef,
     JoinRequest,
     LeaveRequest,
+    ModuleModel,
     OuterSpec,
     PollRequest,
     RoundOrder,
     RunSpec,
     SubmitRequest,
 )
+from worker_agent.trainer import codec
 from worker_agent.trainer.assemble import assemble
 from worker_agent.trainer.distributed import Group
 from worker_agent.trainer.errors import BlobMissing, Gone, RequestRefused, SpecError, StaleGeneration
+from worker_agent.trainer.exchange import digest_of_file
 from worker_agent.trainer.exchange_local import LocalCoordinator, LocalExchange, RoundRecord
 from worker_agent.trainer.inner import ComputeOptions
 from worker_agent.trainer.learner import Learner
@@ -248,6 +252,74 @@ def test_a_state_that_drifted_is_given_up_for_the_runs_own(small_run: RunSpec, t
     crew.join()
     assert len(joins) >= 2
     assert len(coordinator.digests[4]) == 1
+
+
+OWN_MODULE = """
+import torch
+def build(config):
+    model = torch.nn.Sequential(torch.nn.Embedding(256, config["width"]), torch.nn.Linear(config["width"], 256))
+    def loss(model, inputs, targets):
+        return torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    return model, loss
+"""
+
+
+def test_a_users_module_and_text_come_from_the_store_and_train(small_run: RunSpec, tmp_path: Path, text: Path) -> None:
+    store = tmp_path / "store"
+    module = tmp_path / "module.py"
+    module.write_text(OWN_MODULE)
+    code, data = digest_of_file(module), digest_of_file(text)
+    run = msgspec.structs.replace(
+        small_run,
+        model=ModuleModel(entry="stored_module:build", artifact=code.digest, config={"width": 8}, context=16),
+        data=BlobData(digest=data.digest, size_bytes=data.size_bytes),
+    )
+    coordinator = LocalCoordinator(run, store, expected=2)
+    crew = Crew()
+    for name in ("a", "b"):
+        exchange = coordinator.admit(name)
+        exchange.put_blob(module)
+        exchange.put_blob(text)
+        crew.start(name, learner_of(exchange, tmp_path / name))
+    crew.join()
+    assert one_digest_a_round(coordinator)
+    assert coordinator.heldout[4] < coordinator.heldout[0]
+
+
+def contribution_of_norm(exchange: LocalExchange, folder: Path, size: float) -> SubmitRequest:
+    flat = torch.zeros(4)
+    flat[0] = size
+    header = codec.header_for(
+        "fp32", numel=4, layout_digest="0" * 64, job_id="job", round=0, member_id=exchange.instance, tokens=128
+    )
+    path = folder / exchange.instance
+    path.write_bytes(codec.encode(flat, header))
+    return SubmitRequest(
+        generation=1,
+        instance=exchange.instance,
+        round=0,
+        blob=exchange.put_blob(path),
+        tokens=128,
+        steps=1,
+        base_state_digest="0" * 64,
+        train_loss_nats=1.0,
+        norm=size,
+        compute_ms=1,
+    )
+
+
+def test_a_large_contribution_is_shrunk_and_a_huge_one_left_out_for_all(small_run: RunSpec, tmp_path: Path) -> None:
+    coordinator = LocalCoordinator(with_sync(small_run, quorum=1.0), tmp_path / "store", expected=5)
+    sizes = {"a": 1.0, "b": 1.0, "c": 1.0, "large": 2.0, "huge": 4.0}
+    exchanges = {name: coordinator.admit(name) for name in sizes}
+    for exchange in exchanges.values():
+        exchange.join(JoinRequest(generation=1, instance=exchange.instance))
+        exchange.poll(PollRequest(generation=1, instance=exchange.instance, state_round=0))
+    for name, exchange in exchanges.items():
+        assert exchange.submit(contribution_of_norm(exchange, tmp_path, sizes[name])).accepted
+    (manifest,) = coordinator.manifests
+    assert {entry.member_id: entry.clip for entry in manifest.entries} == {"a": 1.0, "b": 1.0, "c": 1.0, "large": 0.75}
+    assert [(refusal.member_id, refusal.reason) for refusal in manifest.refused] == [("huge", "norm")]
 
 
 class EndingExchange(LocalExchange):
