@@ -72,7 +72,7 @@ class Client:
     ) -> None:
         self.server_url = normalise_url(server_url)
         self._attempts = attempts
-        self._pause = pause or _sleep
+        self._pause = _sleep if pause is None else pause
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
         self._http = httpx.Client(
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0)),

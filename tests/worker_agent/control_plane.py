@@ -50,7 +50,9 @@ class ControlPlane:
     def now_ms(self) -> int:
         return int(time.time() * 1000) + self.server_skew_ms
 
-    def assign(self, key: str, token: str = "run-1", *, generation: int = 1, seconds: float = 60, gpus: int = 2, **more: Any) -> None:
+    def assign(
+        self, key: str, token: str = "run-1", *, generation: int = 1, seconds: float = 60, gpus: int = 2, **more: Any
+    ) -> None:
         now = self.now_ms()
         with self.lock:
             self.assignments = [a for a in self.assignments if a.id != key]
@@ -69,9 +71,7 @@ class ControlPlane:
 
     def change(self, key: str, **fields: Any) -> None:
         with self.lock:
-            self.assignments = [
-                msgspec.structs.replace(a, **fields) if a.id == key else a for a in self.assignments
-            ]
+            self.assignments = [msgspec.structs.replace(a, **fields) if a.id == key else a for a in self.assignments]
 
     def last(self) -> SyncRequest:
         return self.syncs[-1]
@@ -99,7 +99,12 @@ class ControlPlane:
         credential = f"credential-{self.epoch}"
         self.credentials = {credential}
         return EnrolReply(
-            agent_id="agt_1", island_id="isl_1", island_name="north", epoch=self.epoch, credential=credential, server_time_ms=self.now_ms()
+            agent_id="agt_1",
+            island_id="isl_1",
+            island_name="north",
+            epoch=self.epoch,
+            credential=credential,
+            server_time_ms=self.now_ms(),
         )
 
     def sync(self, request: SyncRequest, credential: str) -> SyncReply | tuple[int, ErrorReply]:

@@ -1,9 +1,9 @@
 """A real process with the trainer's contract and none of its work. What it does is told by the name of the job's token:
 
-    run-...     write a status, then wait for SIGTERM, then end with 0
-    stubborn... the same, but it ignores SIGTERM
-    fail-...    say why, end with 1
-    done-...    end with 0 at once
+run-...     write a status, then wait for SIGTERM, then end with 0
+stubborn... the same, but it ignores SIGTERM
+fail-...    say why, end with 1
+done-...    end with 0 at once
 """
 
 from __future__ import annotations

@@ -33,7 +33,10 @@ class Bench:
     def start(self) -> subprocess.Popen[bytes]:
         with open(self.log, "ab") as log:
             agent = subprocess.Popen(
-                [sys.executable, "-m", "tests.worker_agent.run_agent", str(self.home.path)], cwd=ROOT, stdout=log, stderr=log
+                [sys.executable, "-m", "tests.worker_agent.run_agent", str(self.home.path)],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
             )
         self.agents.append(agent)
         return agent
@@ -60,7 +63,9 @@ class Bench:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     with running_control_plane() as (plane, url):
         bench = Bench(tmp_path / "home", plane, url)
-        code = cli.main(["enroll", "--server", url, "--token", "join-1", "--home", str(bench.home.path), "--simulate-gpus", "4"])
+        code = cli.main(
+            ["enroll", "--server", url, "--token", "join-1", "--home", str(bench.home.path), "--simulate-gpus", "4"]
+        )
         assert code == 0
         try:
             yield bench
@@ -169,7 +174,9 @@ def test_a_second_signal_ends_even_a_stubborn_trainer_at_once(bench: Bench) -> N
     bench.plane.assign("a1", "stubborn-1")
     agent = bench.start()
     pid = bench.wait_running("a1")
-    wait_until(lambda: "training" in (bench.home.workdir("a1") / "status.json").read_text(), limit_s=5, what="it is at work")
+    wait_until(
+        lambda: "training" in (bench.home.workdir("a1") / "status.json").read_text(), limit_s=5, what="it is at work"
+    )
     agent.terminate()
     bench.plane.wait_for(lambda: bench.plane.last().draining, "draining is told")
     agent.terminate()
@@ -210,7 +217,9 @@ def test_revoked_the_agent_stops_all_work_and_says_so(bench: Bench) -> None:
 def test_a_failing_trainer_backs_off_and_its_log_is_reported(bench: Bench) -> None:
     bench.plane.assign("a1", "fail-1")
     bench.start()
-    bench.plane.wait_for(lambda: [r.state for p in bench.plane.syncs[-1:] for r in p.processes] == ["failed"], "failure told")
+    bench.plane.wait_for(
+        lambda: [r.state for p in bench.plane.syncs[-1:] for r in p.processes] == ["failed"], "failure told"
+    )
     report = bench.plane.last().processes[0]
     assert report.exit_code == 1
     assert "no such dataset" in report.message
