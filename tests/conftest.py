@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.servers import TestPostgres, running_postgres
+from tests.servers import TestPostgres, running_postgres, running_valkey
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +46,19 @@ def test_database_url(django_db_setup: None) -> str:
 
     s = connections["default"].settings_dict
     return f"postgresql://{s['USER']}:{s['PASSWORD']}@{s['HOST']}:{s['PORT']}/{s['NAME']}"
+
+
+@pytest.fixture(scope="session")
+def _valkey() -> Iterator[str]:
+    with running_valkey() as url:
+        yield url
+
+
+@pytest.fixture
+def valkey_url(_valkey: str) -> str:
+    """A real broker, empty at the start of each test."""
+    import redis
+
+    with redis.Redis.from_url(_valkey) as client:
+        client.flushall()
+    return _valkey

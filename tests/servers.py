@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import itertools
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from marketplace.devstack.ports import free_port
 from marketplace.devstack.postgres import STOP_SIGNAL, Account, Postgres, PostgresError, home
 from marketplace.devstack.spawn import end, spawn
 from marketplace.devstack.state import DATABASE_USER, StateDir
+from marketplace.devstack.valkey import Valkey
 
 START_LIMIT_S = 30.0
 PASSWORD = "of-a-test-server"
@@ -99,3 +101,18 @@ def _serve(slot: Path) -> Iterator[TestPostgres]:
             yield TestPostgres(server.port, DATABASE_USER, PASSWORD)
         finally:
             end(child, how=STOP_SIGNAL)
+
+
+@contextlib.contextmanager
+def running_valkey() -> Iterator[str]:
+    """A broker of this process's own, on nothing but memory; its URL."""
+    with tempfile.TemporaryDirectory(prefix="valkey-") as folder:
+        server = Valkey(Path(folder) / "valkey", free_port(), PASSWORD)
+        server.prepare()
+        with open(Path(folder) / "log", "wb") as log:
+            child = spawn(server.command(), env={}, log=log, cwd="/")
+            try:
+                wait_until(server.ready, limit_s=START_LIMIT_S, what="the broker answers")
+                yield server.url()
+            finally:
+                end(child)

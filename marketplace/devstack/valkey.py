@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 
 class ValkeyError(Exception):
@@ -68,7 +70,12 @@ class Valkey:
     def ready(self) -> bool:
         """Whether the server answers; False while it starts."""
         client = redis.Redis(
-            host="127.0.0.1", port=self.port, password=self.password, socket_timeout=1, socket_connect_timeout=1
+            host="127.0.0.1",
+            port=self.port,
+            password=self.password,
+            socket_timeout=1,
+            socket_connect_timeout=1,
+            retry=Retry(NoBackoff(), 0),  # whoever asks will ask again
         )
         try:
             return bool(client.ping())
