@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -98,6 +99,42 @@ def test_sigterm_drains_and_exits_zero(
     assert process.returncode == 0
     assert "leave" in server.seen
     assert "submit" not in server.seen
+
+
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes through /proc")
+@pytest.mark.parametrize("victim", ["lead", "follower"])
+def test_the_processes_of_an_island_end_together(
+    small_run: RunSpec,
+    tmp_path: Path,
+    serve: Callable,
+    write_config: Callable[..., Path],
+    start: Callable,
+    victim: str,
+) -> None:
+    endless = msgspec.structs.replace(
+        small_run, tokens=10**9, sync=msgspec.structs.replace(small_run.sync, inner_steps=10**6)
+    )
+    coordinator = LocalCoordinator(endless, tmp_path / "store")
+    coordinator.admit("m")
+    config = write_config(serve(coordinator).url, "m", nproc=2)
+    process = start(config)
+    for line in process.stderr:
+        if "training" in line:
+            break
+    (follower,) = children_of(process)
+    watched = os.pidfd_open(follower)
+    os.kill(process.pid if victim == "lead" else follower, signal.SIGKILL)
+    process.communicate(timeout=60)
+    ended, _, _ = select.select([watched], [], [], 30)
+    os.close(watched)
+    assert ended, "the follower lives on"
+    if victim == "follower":
+        assert process.returncode == 1
+        assert status_of(config).state == "failed"
 
 
 @pytest.mark.parametrize(("act", "code"), [("admit", 3), ("end", 4)])
