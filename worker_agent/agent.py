@@ -1,10 +1,10 @@
 """The agent's loop: hear what should run, make it so, meter it, report it.
 
-The main thread never waits for the network: a sync runs on a thread beside it, so that a server that hangs cannot delay a
-stop deadline. Everything reported is level-triggered (processes) or cumulative (usage); a lost, repeated or late exchange
-changes nothing. Invariants: what the control plane does not list does not run; a lease's work ends at its deadline by the
-server's clock even when cut off; an agent that ends by a signal leaves no process behind, one that is killed leaves its
-trainers alive for the next agent to take over.
+The main thread never waits for the network: a sync runs on a thread beside it, so that a server that hangs cannot delay
+a stop deadline. Everything reported is level-triggered (processes) or cumulative (usage); a lost, repeated or late
+exchange changes nothing. Invariants: what the control plane does not list does not run; a lease's work ends at its
+deadline by the server's clock even when cut off; an agent that ends by a signal leaves no process behind, one that is
+killed leaves its trainers alive for the next agent to take over.
 """
 
 from __future__ import annotations
@@ -378,7 +378,8 @@ class Agent:
         self._memory, self._memory_saved_ms = memory, now
 
     def _forget_counters(self, server_ms: int) -> None:
-        """Counters of assignments long over; kept a while, because an assignment may come back and must go on counting."""
+        """Counters of assignments long over; kept a while, because an assignment may come back and must go on
+        counting."""
         listed = {assignment.id for assignment in self._desired}
         for assignment_id in self._spool.assignment_ids():
             entry = self._spool.latest(assignment_id)

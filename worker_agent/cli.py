@@ -1,6 +1,7 @@
 """`archipelago-agent`: enroll, run, doctor, status, train.
 
-Invariant: whatever happens, a person reads one sentence of what and what to do, and a program an exit code from errors.py.
+Invariant: whatever happens, a person reads one sentence of what and what to do, and a program an exit code from
+errors.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Time for an agent that trusts neither its wall clock nor a server it cannot reach.
 
 Invariant: server time is the kernel's monotonic clock plus an offset learned from replies, so a jump of the wall clock
-moves no deadline and no bill. The monotonic clock is one for all processes of a boot, which is why the offset may be kept
-across restarts of the agent together with the kernel's boot id.
+moves no deadline and no bill. The monotonic clock is one for all processes of a boot, which is why the offset may be
+kept across restarts of the agent together with the kernel's boot id.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ def _server(address: str, identity: Identity | None, running: int | None) -> Ite
 
 
 def _http(url: str, identity: Identity | None, running: int | None) -> Iterator[Finding]:
-    """An unfinished sync with epoch 0 and no beat: it proves the credential and cannot change anything, since the control
-    plane refuses an epoch that is not the current one only after it has accepted the credential."""
+    """An unfinished sync with epoch 0 and no beat: it proves the credential and cannot change anything, since the
+    control plane refuses an epoch that is not the current one only after it has accepted the credential."""
     trusted = identity is not None and identity.server_url == url
     headers = {"Authorization": f"Bearer {identity.credential}"} if identity is not None and trusted else {}
     probe = SyncRequest(protocol=PROTOCOL_VERSION, epoch=0, boot_id="doctor", beat=0, agent_time_ms=wall_ms())

@@ -3,12 +3,12 @@
 Invariants: an instant is counted at most once, also across restarts of the agent; nothing is counted outside the
 assignment's window (server time); the counter never exceeds window times GPUs.
 
-Time the agent was not there to see. After a kill the last entry of the spool says what was counted and up to which instant
-of the kernel's monotonic clock. If the very process that was being metered (same pid, start time and boot) is still alive
-when the agent returns, it was alive all along, and the gap is counted, up to ADOPTION_CAP_MS: a longer absence is not
-claimed, since nobody watched the GPUs. If the process has ended, or for a plain reservation (which has no process to
-bear witness), the gap is not counted: a doubt goes to the buyer. The control plane takes the minimum with its own heartbeat
-coverage anyway.
+Time the agent was not there to see. After a kill the last entry of the spool says what was counted and up to which
+instant of the kernel's monotonic clock. If the very process that was being metered (same pid, start time and boot) is
+still alive when the agent returns, it was alive all along, and the gap is counted, up to ADOPTION_CAP_MS: a longer
+absence is not claimed, since nobody watched the GPUs. If the process has ended, or for a plain reservation (which has
+no process to bear witness), the gap is not counted: a doubt goes to the buyer. The control plane takes the minimum with
+its own heartbeat coverage anyway.
 """
 
 from __future__ import annotations

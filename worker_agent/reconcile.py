@@ -73,7 +73,8 @@ def reconcile(
     draining: bool,
 ) -> list[Action]:
     """`server_ms` None: no idea of the server's time yet; then nothing is started, and deadlines wait for a sync.
-    `may_start` False: the list is a memory from before a restart, good for keeping and stopping but not for starting."""
+    `may_start` False: the list is a memory from before a restart, good for keeping and stopping but not for
+    starting."""
     wanted = {assignment.id: assignment for assignment in desired}
     actions: list[Action] = []
     for assignment_id, seen in actual.items():

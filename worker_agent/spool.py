@@ -1,12 +1,12 @@
 """The usage spool: what was metered and is not yet acknowledged, on disk.
 
-One line a record: CRC-32 of the JSON in hex, a space, the JSON, a newline. The first line is a base: the epoch, the last
-acknowledged sequence number and the newest entry of every assignment, so that the file alone restores each cumulative
-counter. Acknowledgement rewrites the file (temporary, fsync, rename) once enough lines have piled up.
+One line a record: CRC-32 of the JSON in hex, a space, the JSON, a newline. The first line is a base: the epoch, the
+last acknowledged sequence number and the newest entry of every assignment, so that the file alone restores each
+cumulative counter. Acknowledgement rewrites the file (temporary, fsync, rename) once enough lines have piled up.
 
-Invariants: a sequence number is never used twice within an epoch; a torn or damaged line costs only itself, because each
-record is a cumulative counter and the next one makes up for it; a full disk loses nothing, for the same reason: the
-record is still sent, held in memory, and `problem` says so.
+Invariants: a sequence number is never used twice within an epoch; a torn or damaged line costs only itself, because
+each record is a cumulative counter and the next one makes up for it; a full disk loses nothing, for the same reason:
+the record is still sent, held in memory, and `problem` says so.
 """
 
 from __future__ import annotations

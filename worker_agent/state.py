@@ -1,7 +1,8 @@
 """The agent's home folder: identity, what it last heard from the control plane, and the lock that keeps agents single.
 
 Invariant: a file here is either the old content or the new, whole, whatever kills the process in between; secrets are
-readable by their owner only; and at most one agent holds the home at a time (the kernel drops the lock with the process).
+readable by their owner only; and at most one agent holds the home at a time (the kernel drops the lock with the
+process).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ T = TypeVar("T")
 
 
 class Identity(msgspec.Struct, kw_only=True, frozen=True):
-    """Who this agent is. `previous_credential` is kept until the control plane has accepted `credential`, so that a crash
-    at any point of a rotation leaves at least one that works."""
+    """Who this agent is. `previous_credential` is kept until the control plane has accepted `credential`, so that a
+    crash at any point of a rotation leaves at least one that works."""
 
     server_url: str
     agent_id: str
@@ -124,7 +125,8 @@ class Home:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the home. Python's descriptors are not inherited, so a trainer that outlives the agent does not hold it."""
+        """Hold the home. Python's descriptors are not inherited, so a trainer that outlives the agent does not hold
+        it."""
         self.create()
         descriptor = os.open(self.lock_path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -132,7 +134,8 @@ class Home:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise HomeBusy(
-                    f"another agent (process {_holder(descriptor)}) runs on {self.path}: stop it, or give this one its own --home"
+                    f"another agent (process {_holder(descriptor)}) runs on {self.path}: "
+                    "stop it, or give this one its own --home"
                 ) from None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)

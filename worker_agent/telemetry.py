@@ -1,6 +1,7 @@
 """GPU readings from NVML, the driver's own library, by ctypes: no package to install, and a stated absence without it.
 
-Invariant: a reading the driver does not give is None, never zero; no call here can hang the agent's loop for long or raise.
+Invariant: a reading the driver does not give is None, never zero; no call here can hang the agent's loop for long or
+raise.
 """
 
 from __future__ import annotations

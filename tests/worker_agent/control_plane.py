@@ -1,7 +1,7 @@
 """A control plane for tests of the agent: stateful, over real HTTP on loopback, speaking protocol.py.
 
-It keeps what the real one keeps (tokens used once, epochs, rotated credentials, high-water marks of usage) and can be told
-to misbehave: lose a reply after committing, answer 500, refuse, revoke, rotate.
+It keeps what the real one keeps (tokens used once, epochs, rotated credentials, high-water marks of usage) and can be
+told to misbehave: lose a reply after committing, answer 500, refuse, revoke, rotate.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,13 +26,17 @@ def order(work: Path, token: str = "run-1", key: str = "a1") -> LaunchOrder:
     return LaunchOrder(assignment, "http://127.0.0.1:1", work / key, "cpu", [])
 
 
+def is_over(launcher: LocalLauncher, handle: Handle) -> bool:
+    return isinstance(launcher.poll(handle), Exited)
+
+
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
     launcher = LocalLauncher(COMMAND)
     yield launcher
     for handle in launcher.adopt(tmp_path):
         launcher.stop(handle, force=True)
-        wait_until(lambda h=handle: isinstance(launcher.poll(h), Exited), limit_s=5, what="cleared")  # type: ignore[misc]
+        wait_until(partial(is_over, launcher, handle), limit_s=5, what="cleared")
 
 
 def working(handle: Handle) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -84,9 +85,9 @@ def test_a_deadline_shortens_the_grace_of_a_drain() -> None:
 def test_finished_work_is_not_started_again_and_failed_work_is_after_its_backoff() -> None:
     for code in (0, 3, 4):
         assert actions([wanted()], {"a": Actual(generation=1, alive=False, exit_code=code)}) == []
-    failed = {"failures": 1, "exit_code": 1, "generation": 1, "alive": False}
-    assert actions([wanted()], {"a": Actual(**failed, exited_at_ms=NOW - 1)}) == []  # type: ignore[arg-type]
-    assert actions([wanted()], {"a": Actual(**failed, exited_at_ms=NOW - 2000)}) == [Start(wanted())]  # type: ignore[arg-type]
+    failed = Actual(generation=1, alive=False, exit_code=1, failures=1, exited_at_ms=NOW - 1)
+    assert actions([wanted()], {"a": failed}) == []
+    assert actions([wanted()], {"a": replace(failed, exited_at_ms=NOW - 2000)}) == [Start(wanted())]
 
 
 def test_backoff_grows_to_its_cap() -> None:

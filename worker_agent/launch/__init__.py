@@ -5,7 +5,8 @@
     stop(handle, force)     SIGTERM (or SIGKILL) to all processes of the handle
     adopt(home)             the handles of processes a previous agent left alive
 
-Invariant: a handle names one process for ever. A pid alone does not, so it carries the start time and the kernel's boot id.
+Invariant: a handle names one process for ever. A pid alone does not, so it carries the start time and the kernel's boot
+id.
 """
 
 from __future__ import annotations

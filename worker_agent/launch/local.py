@@ -1,8 +1,8 @@
 """Trainers as processes on this machine, each the leader of a session of its own.
 
-Invariants: the trainer outlives the agent (its output goes to a file, not to a pipe) and is found again by pid, start time
-and boot, or by its command line if the agent died before it could write those down; a signal never goes to a process that
-merely got the same pid; the member's token is in a 0600 file, never in an argument or a variable.
+Invariants: the trainer outlives the agent (its output goes to a file, not to a pipe) and is found again by pid, start
+time and boot, or by its command line if the agent died before it could write those down; a signal never goes to a
+process that merely got the same pid; the member's token is in a 0600 file, never in an argument or a variable.
 """
 
 from __future__ import annotations
@@ -159,16 +159,18 @@ def log_tail(workdir: Path, lines: int = TAIL_LINES) -> list[str]:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
-    clean = (
-        "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in line)
-        for line in text.splitlines()
-    )
+    clean = (_harmless(line) for line in text.splitlines())
     return [line[:_LINE_LIMIT] for line in clean if line.strip()][-lines:]
+
+
+def _harmless(line: str) -> str:
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
 
 
 def rotate(log: Path, limit: int = LOG_LIMIT_BYTES) -> None:
     """Copy, then truncate: the trainer holds the file open for appending and goes on writing at the new end. Lines that
-    fall between the copy and the cut are lost, which a log can bear. A disk too full to copy still gets its space back."""
+    fall between the copy and the cut are lost, which a log can bear. A disk too full to copy still gets its space
+    back."""
     try:
         if log.stat().st_size <= limit:
             return
