@@ -122,7 +122,7 @@ class Client:
                     return self._decode(response, kind)
                 if response.status_code < 500 and response.status_code not in (408, 425, 429):
                     raise _refusal(response, self.server_url)
-                failure = f"HTTP {response.status_code} {_error_of(response).message}".strip()
+                failure = f"HTTP {response.status_code} {error_of(response).message}".strip()
                 retry_after = _retry_after_s(response)
             if attempt < attempts and self._pause(backoff_s(attempt, self._rng.random(), retry_after)):
                 break
@@ -137,7 +137,7 @@ class Client:
 
 
 def _refusal(response: httpx.Response, server_url: str) -> AgentError:
-    problem = _error_of(response)
+    problem = error_of(response)
     status, code, said = response.status_code, problem.code, problem.message
     details = "; ".join(f"{field.field}: {field.message}" for field in problem.fields)
     said = f"{said} ({details})" if details else said
@@ -157,7 +157,7 @@ def _refusal(response: httpx.Response, server_url: str) -> AgentError:
     return RequestRefused(status, code, said)
 
 
-def _error_of(response: httpx.Response) -> ErrorReply:
+def error_of(response: httpx.Response) -> ErrorReply:
     try:
         return msgspec.json.decode(response.content, type=ErrorReply)
     except msgspec.DecodeError:

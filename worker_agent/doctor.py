@@ -22,7 +22,7 @@ import httpx
 import msgspec
 
 from worker_agent import hardware
-from worker_agent.client import API_PATH, normalise_url
+from worker_agent.client import API_PATH, error_of, normalise_url
 from worker_agent.clock import wall_ms
 from worker_agent.errors import AgentError, NotEnrolled
 from worker_agent.protocol import PROTOCOL_VERSION, SyncRequest
@@ -156,7 +156,7 @@ def _http(url: str, identity: Identity | None, running: int | None) -> Iterator[
     yield from _clock(response)
     if not trusted:
         return
-    if status in (401, 403, 410):
+    if status in (401, 403, 410) and error_of(response).code != "stale_epoch":
         yield Finding(
             "credential",
             "problem",

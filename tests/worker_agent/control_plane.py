@@ -51,7 +51,14 @@ class ControlPlane:
         return int(time.time() * 1000) + self.server_skew_ms
 
     def assign(
-        self, key: str, token: str = "run-1", *, generation: int = 1, seconds: float = 60, gpus: int = 2, **more: Any
+        self,
+        key: str,
+        behaviour: str = "run-1",
+        *,
+        generation: int = 1,
+        seconds: float = 60,
+        gpus: int = 2,
+        **more: Any,
     ) -> None:
         now = self.now_ms()
         with self.lock:
@@ -64,7 +71,7 @@ class ControlPlane:
                     gpus=gpus,
                     start_at_ms=now,
                     stop_at_ms=now + int(seconds * 1000),
-                    train=TrainOrder(job_id="job", member_id="m", generation=generation, member_token=token),
+                    train=TrainOrder(job_id="job", member_id="m", generation=generation, member_token=behaviour),
                     **more,
                 )
             )

@@ -16,12 +16,13 @@ from worker_agent.errors import LaunchFailed
 from worker_agent.launch import Exited, Handle, LaunchOrder, Running
 from worker_agent.launch.local import HANDLE_FILE, LocalLauncher, is_alive, log_tail, read_status, rotate
 from worker_agent.protocol import Assignment, TrainOrder
+from worker_agent.trainer.run import read_config
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("fake_trainer.py"))]
 
 
-def order(work: Path, token: str = "run-1", key: str = "a1") -> LaunchOrder:
-    train = TrainOrder(job_id="j", member_id="m", generation=3, member_token=token)
+def order(work: Path, behaviour: str = "run-1", key: str = "a1") -> LaunchOrder:
+    train = TrainOrder(job_id="j", member_id="m", generation=3, member_token=behaviour)
     assignment = Assignment(id=key, generation=3, kind="train", gpus=1, start_at_ms=0, stop_at_ms=1, train=train)
     return LaunchOrder(assignment, "http://127.0.0.1:1", work / key, "cpu", [])
 
@@ -50,6 +51,12 @@ def test_the_token_is_in_a_private_file_and_not_on_the_command_line(launcher: Lo
     assert json.loads(config.read_text())["member_token"] == "run-secret"
     for name in ("cmdline", "environ"):
         assert b"run-secret" not in Path(f"/proc/{handle.pid}/{name}").read_bytes()
+
+
+def test_the_real_trainer_reads_the_configuration(launcher: LocalLauncher, tmp_path: Path) -> None:
+    handle = launcher.start(order(tmp_path))
+    config = read_config(Path(handle.workdir) / "trainer-3.json")
+    assert (config.generation, config.workdir, config.device, config.nproc) == (3, handle.workdir, "cpu", 1)
 
 
 def test_a_stop_is_gentle_first(launcher: LocalLauncher, tmp_path: Path) -> None:
