@@ -84,4 +84,5 @@ screenshots: $(STAMP) ## Take the pictures of the README from a running demo
 	$(BIN)/python -m tests.e2e.screenshots $(ARGS)
 
 clean: ## Remove the embedded stack's state and caches (the virtual environment stays)
-	rm -rf .archipelago .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis htmlcov .coverage build
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m marketplace.devstack.forget; fi
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis htmlcov .coverage build

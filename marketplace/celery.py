@@ -7,7 +7,7 @@ sweep below, never work; so messages expire before the next beat and no result i
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Self
 
 from celery import Celery
 from celery.app.amqp import AMQP
@@ -34,7 +34,7 @@ def _beat(task: str, every_s: float, queue: str) -> dict[str, object]:
 class SteadyConnection(Connection):
     """Asks for a lost broker every second. The library's own growing intervals add half a minute to a long outage."""
 
-    def ensure_connection(self, *args: Any, **kwargs: Any) -> Connection:
+    def ensure_connection(self, *args: Any, **kwargs: Any) -> Self:
         pace = {"interval_start": 1, "interval_step": 0, "interval_max": 1}
         return super().ensure_connection(*args, **{**pace, **kwargs})
 

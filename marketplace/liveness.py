@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from celery import Celery
 from celery.signals import after_task_publish, beat_init, task_postrun, task_prerun, worker_ready
@@ -85,8 +86,9 @@ def _messages_waiting(app: Celery, queues: list[str]) -> int | None:
     """Messages nobody has taken, over a connection of its own; None when the broker does not answer."""
     try:
         with app.connection_for_read() as link:
-            client = link.default_channel.client
-            return sum(int(client.llen(queue)) for queue in queues)
+            channel: Any = link.default_channel
+            channel.client.ping()
+            return sum(int(channel.client.llen(queue)) for queue in queues)
     except Exception as error:  # whatever transport is configured raises errors of its own; all mean: no answer
         logger.debug("no answer from the broker: %s", error)
         return None

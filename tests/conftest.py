@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.servers import TestPostgres, running_postgres, running_valkey
+from marketplace.devstack.state import StateDir
+from tests.servers import TestPostgres, reachable_folder, running_postgres, running_valkey
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +47,13 @@ def test_database_url(django_db_setup: None) -> str:
 
     s = connections["default"].settings_dict
     return f"postgresql://{s['USER']}:{s['PASSWORD']}@{s['HOST']}:{s['PORT']}/{s['NAME']}"
+
+
+@pytest.fixture(scope="module")
+def stack_state() -> Iterator[StateDir]:
+    """A state folder of this module's own, for `marketplace.devstack.stack.Stack`; gone afterwards."""
+    with reachable_folder() as folder:
+        yield StateDir(folder)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from marketplace.devstack.ports import free_port
-from marketplace.devstack.postgres import STOP_SIGNAL, Account, Postgres, PostgresError, home
+from marketplace.devstack.postgres import STOP_SIGNAL, Account, Postgres, PostgresError, make_home
 from marketplace.devstack.spawn import end, spawn
 from marketplace.devstack.state import DATABASE_USER, StateDir
 from marketplace.devstack.valkey import Valkey
@@ -49,10 +49,21 @@ def wait_until(condition: Callable[[], bool], *, limit_s: float, what: str, ever
 
 
 @contextlib.contextmanager
+def reachable_folder() -> Iterator[Path]:
+    """A temporary folder that the database's user can reach, which pytest's own are not when we are root."""
+    folder = Path(tempfile.mkdtemp(prefix="archipelago-test-"))
+    folder.chmod(0o711)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def _slot() -> Iterator[Path]:
     """The first free slot, ours until this process ends."""
-    slots = home(StateDir.from_environ().path, Account.for_servers()) / "tests"
-    slots.mkdir(parents=True, exist_ok=True)
+    slots = make_home(StateDir.from_environ().path, Account.for_servers()) / "tests"
+    slots.mkdir(exist_ok=True)
     for number in itertools.count():
         lock: IO[str] = open(slots / f"slot-{number}.lock", "w")  # noqa: SIM115 - held open for as long as the slot is ours
         try:

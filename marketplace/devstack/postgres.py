@@ -12,6 +12,7 @@ import os
 import pwd
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -28,6 +29,7 @@ from marketplace.devstack.state import DATABASE, DATABASE_USER
 STOP_SIGNAL = signal.SIGINT
 UNPRIVILEGED_USER = "nobody"
 LEFTOVER_LIMIT_S = 10.0
+ELSEWHERE = Path("/var/tmp")  # noqa: S108 - what is made there is checked to be ours
 
 
 class PostgresError(Exception):
@@ -75,7 +77,19 @@ def home(state: Path, account: Account) -> Path:
     private home, used by root). Then a folder of that state's own below /var/tmp, which outlives a reboot."""
     if account.may_reach(state):
         return state
-    return Path("/var/tmp") / f"archipelago-{hashlib.sha256(str(state).encode()).hexdigest()[:12]}"  # noqa: S108 - 0711, ours
+    return ELSEWHERE / f"archipelago-{hashlib.sha256(str(state).encode()).hexdigest()[:12]}"
+
+
+def make_home(state: Path, account: Account) -> Path:
+    """The folder `home` names, made, and surely ours: anybody may put a folder of any name below /var/tmp."""
+    folder = home(state, account)
+    folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PostgresError(
+            f"{folder} is not a folder of ours: choose another state folder with ARCHIPELAGO_STATE or --state"
+        )
+    return folder
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Self
 import httpx
 
 from marketplace.devstack import ports, services
-from marketplace.devstack.postgres import STOP_SIGNAL, Account, Postgres, home
+from marketplace.devstack.postgres import STOP_SIGNAL, Account, Postgres, make_home
 from marketplace.devstack.services import Service
 from marketplace.devstack.state import POSTGRES_PORT, REPOSITORY, VALKEY_PORT, StateDir
 from marketplace.devstack.supervise import Child, Event, ServiceFailed, Supervisor
@@ -178,10 +178,9 @@ class Stack:
     def _place(self) -> tuple[Postgres, Valkey, int | None]:
         """Where each server listens: where it did last time if that is still free, else nearby, said aloud."""
         account = Account.for_servers()
-        data = home(self.state.path, account)
+        data = make_home(self.state.path, account)
         if data != self.state.path:
             self._note("postgres", f"its user cannot reach {self.state.path}, so the data is in {data}")
-            data.mkdir(mode=0o711, parents=True, exist_ok=True)
         password = self.state.secret("postgres_password")
         found = Postgres(data / "postgres", 0, password, fragile=self._fragile, account=account)
         found.clear_leftover()

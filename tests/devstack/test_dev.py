@@ -24,13 +24,9 @@ from tests.servers import wait_until
 pytestmark = pytest.mark.prove
 
 
-@pytest.fixture(scope="module")
-def state(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
-    folder = tmp_path_factory.mktemp("state")
-    # The database's user must reach it; pytest's own folders are private.
-    for parent in [folder, *folder.parents][:3]:
-        parent.chmod(0o711)
-    return StateDir(folder)
+@pytest.fixture
+def state(stack_state: StateDir) -> StateDir:
+    return stack_state
 
 
 @contextlib.contextmanager

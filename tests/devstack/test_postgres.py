@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,16 +11,15 @@ import pytest
 from marketplace.devstack.ports import free_port
 from marketplace.devstack.postgres import STOP_SIGNAL, Account, Postgres, PostgresError, home
 from marketplace.devstack.spawn import end, spawn
-from tests.servers import running_postgres, wait_until
+from tests.servers import reachable_folder, running_postgres, wait_until
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Postgres:
-    folder = home(tmp_path, Account.for_servers())
-    folder.mkdir(parents=True, exist_ok=True)
-    server = Postgres(folder / "postgres", free_port(), "secret", fragile=True)
-    server.prepare()
-    return server
+def server() -> Iterator[Postgres]:
+    with reachable_folder() as folder:
+        server = Postgres(folder / "postgres", free_port(), "secret", fragile=True)
+        server.prepare()
+        yield server
 
 
 def test_the_embedded_database_starts_and_answers() -> None:
