@@ -13,8 +13,6 @@ STAMP  := $(VENV)/.installed
 TORCH      ?= torch==2.13.0
 TORCH_ARGS ?=
 
-# Tests and checks never talk to a hub, a tracker or a real payment provider.
-export PYTHONDONTWRITEBYTECODE ?= 1
 export DJANGO_SETTINGS_MODULE ?= marketplace.settings
 
 PIP     := $(BIN)/python -m pip --disable-pip-version-check

@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from marketplace.devstack.state import StateDir
 from tests.servers import TestPostgres, reachable_folder, running_postgres, running_valkey
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("archipelago", deadline=None)
+hypothesis.settings.load_profile("archipelago")
 
 
 @pytest.fixture(scope="session")
