@@ -18,6 +18,7 @@ export DJANGO_SETTINGS_MODULE ?= marketplace.settings
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST  ?= $(BIN)/python -m pytest
 ARGS    ?=
+NAME    ?= *
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo dev test prove check bench lock lock-check schema screenshots format clean
@@ -61,8 +62,8 @@ format: $(STAMP) ## Rewrite the sources in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## Run the benchmarks (ARGS=name runs one)
-	$(BIN)/python -m benchmarks $(ARGS)
+bench: $(STAMP) ## Run the benchmarks (NAME=training runs one, ARGS=--quick passes options on)
+	@for file in benchmarks/$(NAME).py; do echo "== $$file"; $(BIN)/python $$file $(ARGS) || exit 1; done
 
 UV_COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
