@@ -15,7 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
+from celery import Celery
 
+from marketplace.celery import QUEUES
 from marketplace.devstack.stack import AlreadyRunning, Stack
 from marketplace.devstack.state import StateDir
 from tests.devstack.toys import marked
@@ -103,3 +105,19 @@ def test_each_service_comes_back_after_it_was_killed(state: StateDir) -> None:
         )
         with pytest.raises(AlreadyRunning), Stack(state, web_port=0):
             pass
+
+
+def test_a_worker_that_stopped_taking_messages_is_replaced(state: StateDir) -> None:
+    """As after a lost broker (celery#10205): connected and well to look at, while its queues grow."""
+    with Stack(state, web_port=0, fragile=True) as stack:
+        pid = stack.pid("worker")
+        with Celery(broker=stack.env["BROKER_URL"]) as client:
+            for queue in QUEUES:
+                client.control.cancel_consumer(queue, reply=True, timeout=5)
+        wait_until(
+            lambda: any(event.service == "worker" and "code 75" in event.what for event in stack.events),
+            limit_s=60,
+            what="the worker has noticed and ended",
+        )
+        stack.wait_ready("worker")
+        assert stack.pid("worker") != pid
