@@ -79,9 +79,9 @@ class Result:
 
 
 def variants(inner_steps: int) -> list[Variant]:
-    adamw = InnerSpec(optimizer="adamw", lr=0.016)
+    adamw = InnerSpec(optimizer="adamw", lr=0.01)
     muon = InnerSpec(optimizer="muon", lr=0.04, adamw_lr=0.02)
-    local = InnerSpec(optimizer="muon", lr=0.04, adamw_lr=0.02)
+    local = InnerSpec(optimizer="muon", lr=0.03, adamw_lr=0.015)
     return [
         Variant(BASELINE, adamw),
         Variant(STRONG_BASELINE, muon),
