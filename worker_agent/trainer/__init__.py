@@ -9,8 +9,8 @@ the configuration without paying for it.
 
 Map: layout (names and shapes to one flat vector) < state (that vector, its momentum, its digest) < outer (one round's
 arithmetic); codec (a vector to bytes); model, data, shards, optim, inner (H steps of one island); exchange,
-exchange_http, exchange_local (how rounds are agreed); distributed (several processes of one island); learner (the
-round loop); run, train.
+exchange_http, exchange_local, checks (how rounds are agreed); distributed (several processes of one island); assemble,
+watch, learner (the round loop); status, run, train.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ grace is over; or at its deadline with what is there. Who joins in between takes
 from __future__ import annotations
 
 import shutil
-import statistics
 import threading
 import time
 from collections import Counter
@@ -36,13 +35,9 @@ from worker_agent.protocol import (
     SubmitReply,
     SubmitRequest,
 )
-from worker_agent.trainer import codec
-from worker_agent.trainer.errors import BlobMissing, Gone, PayloadError, StaleGeneration
+from worker_agent.trainer.checks import fault, judge
+from worker_agent.trainer.errors import BlobMissing, Gone, StaleGeneration
 from worker_agent.trainer.exchange import digest_of_file
-
-NORM_CAP = 1.5  # of the median: above it a contribution is shrunk to it
-NORM_LIMIT = 3.0  # of the median: above it a contribution is refused
-_NORMS_TO_JUDGE = 3  # with fewer there is no telling which one is odd
 
 StepsFor = Callable[[str, int], int]
 """(member id, round) -> inner steps of that member."""
@@ -325,10 +320,13 @@ class LocalCoordinator:
                 self._round = None
 
     def _seal(self, current: _Round) -> None:
-        kept, refused = self._judge(current)
+        clips, reasons = judge(current.submissions)
+        absent = {member_id: "not_submitted" for member_id in current.orders if member_id not in clips}
+        refused = absent | current.refused | reasons
+        kept = {member_id: current.submissions[member_id] for member_id in sorted(clips)}
         entries = [
-            ManifestEntry(member_id=member_id, blob=request.blob, weight=request.tokens, clip=clip)
-            for member_id, (request, clip) in sorted(kept.items())
+            ManifestEntry(member_id=member_id, blob=request.blob, weight=request.tokens, clip=clips[member_id])
+            for member_id, request in kept.items()
         ]
         state_round = current.number + 1
         tokens = sum(entry.weight for entry in entries)
@@ -342,12 +340,12 @@ class LocalCoordinator:
                 tokens_before=current.tokens_before,
                 tokens=tokens,
                 refused=[Refusal(member_id=member_id, reason=reason) for member_id, reason in sorted(refused.items())],
-                base_state_digest=next(iter(kept.values()))[0].base_state_digest if kept else None,
+                base_state_digest=next(iter(kept.values())).base_state_digest if kept else None,
                 evaluate=duty if state_round % self._evaluate_every == 0 and not last else [],
                 snapshot_by=duty[0] if duty and state_round % self.run.sync.snapshot_every == 0 and not last else None,
             )
         )
-        losses = [(request.tokens, request.train_loss_nats) for request, _ in kept.values()]
+        losses = [(request.tokens, request.train_loss_nats) for request in kept.values()]
         self.records.append(
             RoundRecord(
                 round=current.number,
@@ -368,34 +366,13 @@ class LocalCoordinator:
             self._tell(self.records[-1])
         self._wake()
 
-    def _judge(self, current: _Round) -> tuple[dict[str, tuple[SubmitRequest, float]], dict[str, str]]:
-        """Which submissions count, each with its clip, and why the others do not."""
-        refused = {member_id: current.refused.get(member_id, "not_submitted") for member_id in current.orders}
-        bases = Counter(request.base_state_digest for _, request in sorted(current.submissions.items()))
-        majority = bases.most_common(1)[0][0]
-        norms = [request.norm for request in current.submissions.values()]
-        median = statistics.median(norms) if len(norms) >= _NORMS_TO_JUDGE else None
-        kept = {}
-        for member_id, request in current.submissions.items():
-            if request.base_state_digest != majority:
-                refused[member_id] = "base_state"
-            elif median and request.norm > NORM_LIMIT * median:
-                refused[member_id] = "norm"
-            else:
-                clip = min(1.0, NORM_CAP * median / request.norm) if median and request.norm else 1.0
-                kept[member_id] = (request, clip)
-                del refused[member_id]
-        return kept, refused
-
     def _fault(self, request: SubmitRequest) -> str | None:
-        """The checks on bytes from a member: here as on the control plane, before they can reach anybody else."""
+        """Before its bytes can reach anybody else, here as on the control plane."""
         try:
-            vector = codec.decode(self.blob(request.blob.digest).read_bytes())
-        except PayloadError as error:
-            return error.reason
+            payload = self.blob(request.blob.digest).read_bytes()
         except BlobMissing:
             return "digest"
-        return None if abs(codec.norm(vector) - request.norm) <= 1e-3 * max(1.0, request.norm) else "norm"
+        return fault(payload, request)
 
     def _tell(self, record: RoundRecord) -> None:
         if self._on_round is not None:
