@@ -1,0 +1,1 @@
+"""What every domain stands on: money, time, ids, errors, state changes. No models, no imports of ours."""
