@@ -44,7 +44,7 @@ PROTOCOL_VERSION = 1
 #             (-7..7), the even index in the low nibble
 #
 # and decodes to scale * code in fp32. Padding is zero. `layout_digest` is the SHA-256 of the compact JSON
-# [[name, [shape...]], ...]. Both the trainer (torch) and the control plane (numpy) read it; a contract test keeps them one.
+# [[name, [shape...]], ...]. Both the trainer (torch) and the control plane (numpy) read it.
 PAYLOAD_MAGIC = b"ARCHPG1\n"
 CODEC_BLOCK = 256
 
@@ -168,7 +168,8 @@ class Assignment(Message):
     """One lease the island must serve now. What is not in the list must not run.
 
     `reserve`: hold the GPUs for the buyer and meter them. `train`: also run the trainer with `train`.
-    The agent stops the work by itself at `stop_at_ms` (server clock, see SyncReply.server_time_ms), even when cut off."""
+    The agent stops the work by itself at `stop_at_ms` (server clock, see SyncReply.server_time_ms), even when cut off.
+    """
 
     id: str
     generation: int
@@ -197,7 +198,10 @@ class SyncReply(Message):
 
 
 class GptModel(Message, tag="gpt", tag_field="kind"):
-    """A dense byte- or token-level GPT. Parameters are initialised on the CPU from the run's seed, the same everywhere."""
+    """A dense byte- or token-level GPT.
+
+    Parameters are initialised on the CPU from the run's seed, the same everywhere.
+    """
 
     n_layer: int = 4
     n_head: int = 4
@@ -302,7 +306,10 @@ class BlobRef(Message):
 
 
 class ManifestEntry(Message):
-    """One accepted contribution. Its coefficient is `weight * clip / sum(weight)` over the manifest's entries, in order."""
+    """One accepted contribution.
+
+    Its coefficient is `weight * clip / sum(weight)` over the manifest's entries, in order.
+    """
 
     member_id: str
     blob: BlobRef
@@ -337,9 +344,10 @@ class RoundOrder(Message):
     data_slot: int  # which shard this member reads this round; never given twice within one round
     data_slots: int
     deadline_ms: int  # server clock; submit what is done by then
-    # First token of this order's own range of the run's data stream, [data_start, data_start + steps * batch_tokens). The
-    # coordinator hands ranges out from one counter, so no window is read twice in an epoch whoever joins, leaves or dies.
-    # None: the position is derived from tokens_before and data_slot (exact while all slots do equal steps and none is lost).
+    # First token of this order's own range of the run's data stream, [data_start, data_start + steps * batch_tokens).
+    # The coordinator hands ranges out from one counter, so no window is read twice in an epoch whoever joins, leaves or
+    # dies. None: the position is derived from tokens_before and data_slot (exact while all slots do equal steps and
+    # none is lost).
     data_start: int | None = None
 
 

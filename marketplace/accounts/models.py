@@ -72,6 +72,9 @@ class Membership(models.Model):
     class Meta:
         constraints: ClassVar = [models.UniqueConstraint(fields=["user", "organisation"], name="one_membership")]
 
+    def __str__(self) -> str:
+        return f"{self.user} in {self.organisation} as {self.role}"
+
 
 class ApiKey(models.Model):
     """A program's key: shown once, stored as a hash, revocable, with the role it acts in."""
@@ -87,6 +90,9 @@ class ApiKey(models.Model):
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.hint})"
 
 
 class IdempotencyRecord(models.Model):
@@ -105,6 +111,9 @@ class IdempotencyRecord(models.Model):
             models.UniqueConstraint(fields=["organisation", "key", "route"], name="one_answer_per_idempotency_key")
         ]
 
+    def __str__(self) -> str:
+        return f"{self.route} {self.key}"
+
 
 class AuditEvent(models.Model):
     """Who did what to which object; written in the transaction of the change, never changed (trigger)."""
@@ -118,3 +127,6 @@ class AuditEvent(models.Model):
 
     class Meta:
         indexes: ClassVar = [models.Index(fields=["organisation", "-at"], name="audit_by_organisation")]
+
+    def __str__(self) -> str:
+        return f"{self.actor} {self.action} {self.object_id}"

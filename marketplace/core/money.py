@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 
-from .errors import InvalidInput
+from marketplace.core.errors import InvalidInput
 
 UUSD_PER_USD = 1_000_000
 UUSD_PER_CENT = 10_000

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from django.db.models import Model, QuerySet
 
-from .errors import Conflict
+from marketplace.core.errors import Conflict
 
 M = TypeVar("M", bound=Model)
 
