@@ -21,7 +21,7 @@ ARGS    ?=
 NAME    ?= *
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo dev test prove check bench lock lock-check schema screenshots format clean
+.PHONY: help venv dev test prove check bench lock lock-check format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,9 +36,6 @@ $(STAMP): requirements/dev.txt requirements/trainer.txt worker_agent/pyproject.t
 	$(PIP) install --quiet --require-hashes -r requirements/dev.txt
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable ./worker_agent
 	@touch $@
-
-demo: $(STAMP) ## The main line in the terminal: three islands train one model, billed to the GPU-second
-	$(BIN)/python manage.py demo $(ARGS)
 
 dev: $(STAMP) ## Run the whole stack on this machine and stay up (Ctrl-C stops it)
 	$(BIN)/python manage.py dev $(ARGS)
@@ -75,12 +72,6 @@ lock: $(STAMP) ## Resolve requirements/*.in into the locks (ARGS=--upgrade takes
 
 lock-check: $(STAMP) ## Fail when a lock no longer says what its .in file asks for
 	$(BIN)/python -m marketplace.devstack.lockcheck
-
-schema: $(STAMP) ## Write the OpenAPI schema the tests hold the server to
-	$(BIN)/python manage.py spectacular --validate --fail-on-warn --file tests/contract/openapi.yaml
-
-screenshots: $(STAMP) ## Take the pictures of the README from a running demo
-	$(BIN)/python -m tests.e2e.screenshots $(ARGS)
 
 clean: ## Remove the embedded stack's state and caches (the virtual environment stays)
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m marketplace.devstack.forget; fi
