@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from rest_framework.exceptions import ValidationError
-from rest_framework.response import Response
-from rest_framework.views import exception_handler
+if TYPE_CHECKING:
+    from rest_framework.response import Response
 
 
 @dataclass(frozen=True)
@@ -104,6 +103,11 @@ class Busy(Problem):
 
 def drf_exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
     """Every error of the REST API in one shape. Unknown errors stay a 500 and are logged by Django."""
+    # Imported here: importing DRF loads our authentication classes, which raise the errors of this module.
+    from rest_framework.exceptions import ValidationError
+    from rest_framework.response import Response
+    from rest_framework.views import exception_handler
+
     headers: dict[str, str] = {}
     if isinstance(error, Problem):
         if error.retry_after_s is not None:
