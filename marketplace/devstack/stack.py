@@ -1,4 +1,4 @@
-"""The whole stack on this machine, as real processes: what `manage.py dev`, `manage.py demo` and the kill tests run.
+"""The whole stack on this machine, as real processes: what `manage.py dev` and the kill tests run.
 
     with Stack(StateDir(path), web_port=0) as stack:
         httpx.get(stack.web_url); stack.kill("worker"); stack.wait_ready("worker")
