@@ -11,5 +11,7 @@ from marketplace.liveness import health
 urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", health, name="health"),
     path("accounts/", include("allauth.account.urls")),
+    path("", include("marketplace.accounts.urls")),
+    path("", include("marketplace.catalog.urls")),
     path("api/v1/schema", SpectacularAPIView.as_view(), name="api-schema"),
 ]

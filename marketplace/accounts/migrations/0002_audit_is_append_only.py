@@ -1,0 +1,22 @@
+"""The audit trail is append-only, kept so by the database and not by good manners."""
+
+from django.db import migrations
+
+FORWARD = """
+CREATE FUNCTION accounts_audit_is_append_only() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'the audit trail is append-only: % refused', TG_OP USING ERRCODE = 'integrity_constraint_violation';
+END $$;
+CREATE TRIGGER audit_is_append_only BEFORE UPDATE OR DELETE ON accounts_auditevent
+    FOR EACH ROW EXECUTE FUNCTION accounts_audit_is_append_only();
+"""
+BACKWARD = """
+DROP TRIGGER audit_is_append_only ON accounts_auditevent;
+DROP FUNCTION accounts_audit_is_append_only();
+"""
+
+
+class Migration(migrations.Migration):
+    dependencies = [("accounts", "0001_initial")]
+
+    operations = [migrations.RunSQL(FORWARD, BACKWARD)]
