@@ -1,0 +1,86 @@
+"""A person signs up, sees their organisation, makes a key, and a program uses it over REST. On a wide and a narrow
+screen, with the content security policy on and nothing in the browser's console.
+
+SCREENSHOTS names a folder that gets a picture of each page.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from django.conf import settings
+from pytest_django.live_server_helper import LiveServer
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.expected_conditions import url_contains, visibility_of_element_located
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+pytestmark = [pytest.mark.prove, pytest.mark.django_db(transaction=True)]
+
+PASSWORD = "correct horse battery"
+SCREENS = {"wide": (1280, 860), "narrow": (390, 844)}
+
+
+@pytest.fixture(params=SCREENS)
+def picture(request: pytest.FixtureRequest, browser: Chrome) -> Callable[[str], None]:
+    """Look at the page as it is: kept as a picture where one is wanted, and held to the width of the screen."""
+    width, height = SCREENS[request.param]
+    # The viewport and not the window, which a browser keeps wider than a phone.
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": request.param == "narrow"}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def take(name: str) -> None:
+        folder = os.environ.get("SCREENSHOTS")
+        if folder:
+            browser.save_screenshot(str(Path(folder) / f"{request.param}-{name}.png"))
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width, (
+            f"{name} scrolls sideways"
+        )
+
+    return take
+
+
+def test_a_person_signs_up_and_a_program_uses_their_key(
+    live_server: LiveServer, browser: Chrome, picture: Callable[[str], None]
+) -> None:
+    wait = WebDriverWait(browser, 20)
+    browser.get(live_server.url)
+    picture("landing")
+    browser.find_element(By.CSS_SELECTOR, ".hero .button").click()
+    wait.until(url_contains("/signup"))
+    picture("signup")
+    browser.find_element(By.NAME, "email").send_keys("ada@example.org")
+    browser.find_element(By.NAME, "password1").send_keys(PASSWORD)
+    browser.find_element(By.CSS_SELECTOR, "main button[type=submit]").click()
+
+    wait.until(url_contains("/organisation"))
+    assert browser.find_element(By.TAG_NAME, "h1").text == "ada"
+    assert "ada@example.org" in browser.find_element(By.TAG_NAME, "main").text
+    picture("organisation")
+
+    browser.find_element(By.ID, "key-name").send_keys("nightly training")
+    Select(browser.find_element(By.ID, "key-days")).select_by_value("30")
+    browser.find_element(By.CSS_SELECTOR, "#new-key-form button").click()
+    wait.until(url_contains("/reauthenticate"))
+    picture("reauthenticate")
+    browser.find_element(By.NAME, "password").send_keys(PASSWORD)
+    browser.find_element(By.CSS_SELECTOR, "main button[type=submit]").click()
+    secret = wait.until(visibility_of_element_located((By.ID, "new-key"))).text
+    picture("new-key")
+
+    answer = httpx.get(f"{live_server.url}/api/v1/me", headers={"Authorization": f"Bearer {secret}"})
+    assert answer.status_code == 200
+    assert answer.json()["organisation"]["name"] == "ada"
+
+    browser.get(f"{live_server.url}/organisation/")
+    assert secret not in browser.page_source
+    browser.get(f"{live_server.url}/accounts/email/")
+    picture("email")
+    complaints = [entry["message"] for entry in browser.get_log("browser") if entry["level"] in {"SEVERE", "WARNING"}]
+    assert complaints == []
+    assert browser.execute_script("return htmx.version") == "4.0.1"
+    assert settings.CONTENT_SECURITY_POLICY["DIRECTIVES"]["script-src"]
