@@ -23,7 +23,6 @@ QUEUES = (SCHEDULING, MONEY, CHORES)
 
 TICK_S = 2.0
 SWEEP_S = 5.0
-MONEY_S = 10.0
 FEEDS_S = 3600.0
 
 
@@ -52,8 +51,6 @@ app.conf.update(
     beat_schedule={
         "tick": _beat("scheduler.tasks.tick", TICK_S, SCHEDULING),
         "sweep": _beat("scheduler.tasks.sweep", SWEEP_S, SCHEDULING),
-        "billing-inbox": _beat("marketplace.billing.tasks.process_inbox", MONEY_S, MONEY),
-        "billing-outbox": _beat("marketplace.billing.tasks.process_outbox", MONEY_S, MONEY),
         "refresh-feeds": _beat("marketplace.catalog.tasks.refresh_feeds", FEEDS_S, CHORES),
     },
 )

@@ -1,1 +1,235 @@
-"""Tables of this domain."""
+"""The ledger's rows: accounts, transfers, and the meters that turn GPU time into transfers.
+
+Invariant: a transfer is never changed, and a balance changes only with the transfer that explains it. Both are kept by
+the database (migration 0002): the function `ledger_post` is the one writer, triggers refuse everyone else.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import F, Q
+from django.db.models.functions import Mod
+from django.db.models.lookups import Exact
+
+from marketplace.accounts.models import Organisation
+from marketplace.core.ids import LENGTH
+from marketplace.core.money import PRICE_STEP_UUSD_PER_GPU_HOUR
+
+
+class AccountKind(models.TextChoices):
+    STRIPE_PENDING = "stripe_pending", "Charged, not yet available"
+    STRIPE_AVAILABLE = "stripe_available", "Available for payouts"
+    BANK = "bank", "Our bank"
+    BUYER_CASH = "buyer_cash", "Cash"
+    ESCROW = "escrow", "Held"
+    SELLER_ACCRUED = "seller_accrued", "Earned, in the dispute window"
+    SELLER_PAYABLE = "seller_payable", "Payable"
+    FEE_REVENUE = "fee_revenue", "Fees"
+    STRIPE_FEES = "stripe_fees", "Card fees"
+    SLA_CREDIT = "sla_credit", "Goodwill"
+
+
+class Normal(models.TextChoices):
+    """The side on which an account grows."""
+
+    DEBIT = "D", "Debit"
+    CREDIT = "C", "Credit"
+
+
+# Assets and costs grow by debits; what we owe, and what we earned, by credits.
+NORMAL: dict[AccountKind, Normal] = {
+    AccountKind.STRIPE_PENDING: Normal.DEBIT,
+    AccountKind.STRIPE_AVAILABLE: Normal.DEBIT,
+    AccountKind.BANK: Normal.DEBIT,
+    AccountKind.BUYER_CASH: Normal.CREDIT,
+    AccountKind.ESCROW: Normal.CREDIT,
+    AccountKind.SELLER_ACCRUED: Normal.CREDIT,
+    AccountKind.SELLER_PAYABLE: Normal.CREDIT,
+    AccountKind.FEE_REVENUE: Normal.CREDIT,
+    AccountKind.STRIPE_FEES: Normal.DEBIT,
+    AccountKind.SLA_CREDIT: Normal.DEBIT,
+}
+# These record what happened elsewhere, so nothing we do may be refused for their sake; all others stop at zero.
+WITHOUT_FLOOR = frozenset(
+    {
+        AccountKind.STRIPE_PENDING,
+        AccountKind.BANK,
+        AccountKind.FEE_REVENUE,
+        AccountKind.STRIPE_FEES,
+        AccountKind.SLA_CREDIT,
+    }
+)
+
+
+class LedgerAccount(models.Model):
+    kind = models.CharField(max_length=24, choices=AccountKind.choices)
+    organisation = models.ForeignKey(
+        Organisation, null=True, on_delete=models.PROTECT, related_name="ledger_accounts"
+    )  # None: ours
+    ref = models.CharField(max_length=80, default="")  # what an escrow is for; the shard of a recording account
+    currency = models.CharField(max_length=3, default="USD")
+    normal = models.CharField(max_length=1, choices=Normal.choices)
+    floor_uusd = models.BigIntegerField(null=True)
+    debits_pending_uusd = models.BigIntegerField(default=0)
+    debits_posted_uusd = models.BigIntegerField(default=0)
+    credits_pending_uusd = models.BigIntegerField(default=0)
+    credits_posted_uusd = models.BigIntegerField(default=0)
+    closed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["kind", "organisation", "ref", "currency"], nulls_distinct=False, name="one_account_per_purpose"
+            ),
+            # What is pending against an account counts as gone, what is pending for it does not count yet.
+            models.CheckConstraint(
+                name="ledger_account_floor",
+                condition=Q(floor_uusd=None)
+                | Q(
+                    normal=Normal.CREDIT,
+                    credits_posted_uusd__gte=F("debits_posted_uusd") + F("debits_pending_uusd") + F("floor_uusd"),
+                )
+                | Q(
+                    normal=Normal.DEBIT,
+                    debits_posted_uusd__gte=F("credits_posted_uusd") + F("credits_pending_uusd") + F("floor_uusd"),
+                ),
+            ),
+            models.CheckConstraint(
+                name="ledger_account_sums_not_negative",
+                condition=Q(debits_pending_uusd__gte=0, debits_posted_uusd__gte=0)
+                & Q(credits_pending_uusd__gte=0, credits_posted_uusd__gte=0),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.kind, self.organisation_id or "", self.ref) if part)
+
+    @property
+    def balance_uusd(self) -> int:
+        """Posted, on the side on which the account grows."""
+        difference = self.credits_posted_uusd - self.debits_posted_uusd
+        return difference if self.normal == Normal.CREDIT else -difference
+
+    @property
+    def available_uusd(self) -> int:
+        """The balance without what is pending against it."""
+        leaving = self.debits_pending_uusd if self.normal == Normal.CREDIT else self.credits_pending_uusd
+        return self.balance_uusd - leaving
+
+
+class TransferKind(models.IntegerChoices):
+    DEPOSIT = 10, "Deposit"
+    HOLD = 20, "Hold"
+    EARMARK = 21, "Part of a hold"
+    RELEASE = 22, "Release"
+    CAPTURE = 30, "Usage"
+    FEE = 31, "Fee"
+    SELLER_REFUND = 40, "Refund by the seller"
+    FEE_REFUND = 41, "Fee given back"
+    GOODWILL = 42, "Goodwill"
+    MATURE = 50, "Became payable"
+    PAYOUT = 60, "Payout"
+    CORRECTION = 90, "Correction"
+
+
+class Phase(models.TextChoices):
+    SINGLE = "S", "Posted at once"
+    PENDING = "P", "Pending"
+    CONFIRM = "C", "Pending, now posted"
+    VOID = "V", "Pending, now void"
+
+
+class Transfer(models.Model):
+    id = models.UUIDField(primary_key=True)  # of the fact it records: the same fact cannot be recorded twice
+    kind = models.PositiveSmallIntegerField(choices=TransferKind.choices)
+    phase = models.CharField(max_length=1, choices=Phase.choices)
+    debit = models.ForeignKey(LedgerAccount, on_delete=models.PROTECT, related_name="debits")
+    credit = models.ForeignKey(LedgerAccount, on_delete=models.PROTECT, related_name="credits")
+    amount_uusd = models.BigIntegerField()
+    pending = models.OneToOneField("self", null=True, on_delete=models.PROTECT, related_name="resolution")
+    journal_id = models.UUIDField(db_index=True)  # transfers of one journal were posted together
+    ref = models.CharField(max_length=80, default="")
+    effective_at = models.DateTimeField()
+    created_at = models.DateTimeField(db_default=models.Func(function="clock_timestamp"))
+
+    class Meta:
+        indexes: ClassVar = [
+            models.Index(fields=["debit", "created_at"], name="transfer_by_debit"),
+            models.Index(fields=["credit", "created_at"], name="transfer_by_credit"),
+            models.Index(fields=["ref", "kind"], name="transfer_by_ref"),
+        ]
+        constraints: ClassVar = [
+            models.CheckConstraint(name="transfer_amount_positive", condition=Q(amount_uusd__gt=0)),
+            models.CheckConstraint(name="transfer_between_two_accounts", condition=~Q(debit=F("credit"))),
+            models.CheckConstraint(
+                name="transfer_resolves_a_pending_one",
+                condition=Q(phase__in=[Phase.SINGLE, Phase.PENDING], pending=None)
+                | Q(phase__in=[Phase.CONFIRM, Phase.VOID], pending__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.get_kind_display()} {self.id}"
+
+
+class MeterState(models.TextChoices):
+    OPEN = "open", "Open"
+    CLOSED = "closed", "Closed"
+
+
+class Meter(models.Model):
+    """What one lease may be billed: one price, one window, one high-water mark."""
+
+    id = models.CharField(primary_key=True, max_length=LENGTH)  # the lease's
+    buyer = models.ForeignKey(Organisation, on_delete=models.PROTECT, related_name="meters_bought")
+    seller = models.ForeignKey(Organisation, on_delete=models.PROTECT, related_name="meters_sold")
+    escrow = models.ForeignKey(LedgerAccount, on_delete=models.PROTECT, related_name="meters_paid")
+    refund = models.ForeignKey(LedgerAccount, on_delete=models.PROTECT, related_name="meters_refunded")
+    rate_uusd_per_gpu_hour = models.BigIntegerField()
+    fee_bps = models.PositiveSmallIntegerField()
+    gpus = models.PositiveIntegerField()
+    start_at = models.DateTimeField()
+    end_at = models.DateTimeField()
+    billable_gpu_ms = models.BigIntegerField(default=0)
+    charged_uusd = models.BigIntegerField(default=0)
+    fee_uusd = models.BigIntegerField(default=0)  # ours, part of what was charged
+    covered_gpu_ms = models.BigIntegerField(default=0)
+    last_beat_at = models.DateTimeField(null=True)
+    state = models.CharField(max_length=6, choices=MeterState.choices, default=MeterState.OPEN)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="meter_rate_by_the_minute",
+                condition=Q(rate_uusd_per_gpu_hour__gte=0)
+                & Q(Exact(Mod("rate_uusd_per_gpu_hour", PRICE_STEP_UUSD_PER_GPU_HOUR), 0)),
+            ),
+            models.CheckConstraint(name="meter_window", condition=Q(end_at__gt=F("start_at"), gpus__gt=0)),
+            models.CheckConstraint(name="meter_fee_is_a_part", condition=Q(fee_bps__lte=10_000)),
+            models.CheckConstraint(
+                name="meter_sums",
+                condition=Q(fee_uusd__gte=0, charged_uusd__gte=F("fee_uusd"))
+                & Q(billable_gpu_ms__gte=0, covered_gpu_ms__gte=F("billable_gpu_ms")),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class MeterCounter(models.Model):
+    """The agent's cumulative counter; a restart that lost it opens the next epoch, and epochs add up."""
+
+    meter = models.ForeignKey(Meter, on_delete=models.PROTECT, related_name="counters")
+    epoch = models.PositiveBigIntegerField()
+    gpu_ms_total = models.PositiveBigIntegerField()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["meter", "epoch"], name="one_counter_per_epoch"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.meter_id} epoch {self.epoch}"

@@ -1,0 +1,59 @@
+"""Money in, held, and given back: cash -> job escrow -> lease escrow -> back.
+
+Invariant: what is held comes from somewhere and what is left goes back; a repeated call moves nothing twice.
+"""
+
+from __future__ import annotations
+
+from django.db import transaction
+
+from marketplace.accounts.models import Organisation
+from marketplace.billing.ledger import Entry, account, lock, post
+from marketplace.billing.models import AccountKind, LedgerAccount, TransferKind
+from marketplace.core.ids import fact_id
+
+
+def cash(organisation: Organisation) -> LedgerAccount:
+    return account(AccountKind.BUYER_CASH, organisation)
+
+
+def escrow(ref: str, organisation: Organisation) -> LedgerAccount:
+    return account(AccountKind.ESCROW, organisation, ref)
+
+
+def deposit(organisation: Organisation, amount_uusd: int, payment_ref: str) -> None:
+    """Credit a payment that the payment provider confirmed; the payment's name makes it count once."""
+    source = account(AccountKind.STRIPE_PENDING)
+    key = fact_id("deposit", payment_ref)
+    post([Entry(key, TransferKind.DEPOSIT, source, cash(organisation), amount_uusd, payment_ref)])
+
+
+def hold(ref: str, organisation: Organisation, amount_uusd: int, tranche: int = 0) -> LedgerAccount:
+    """Hold cash in the escrow `ref`; another tranche adds to it."""
+    target = escrow(ref, organisation)
+    key = fact_id("hold", ref, tranche)
+    post([Entry(key, TransferKind.HOLD, cash(organisation), target, amount_uusd, ref)])
+    return target
+
+
+def hold_from(
+    ref: str, source_ref: str, organisation: Organisation, amount_uusd: int, tranche: int = 0
+) -> LedgerAccount:
+    """Hold part of what the escrow `source_ref` already holds."""
+    target = escrow(ref, organisation)
+    source = escrow(source_ref, organisation)
+    key = fact_id("earmark", ref, source_ref, tranche)
+    post([Entry(key, TransferKind.EARMARK, source, target, amount_uusd, ref)])
+    return target
+
+
+@transaction.atomic
+def release(source: LedgerAccount, target: LedgerAccount) -> int:
+    """Give back all that is left; returns how much. An empty escrow releases nothing."""
+    source, target = lock(source, target)
+    amount_uusd = source.available_uusd
+    if amount_uusd > 0:
+        # All that ever left the account names this release: the number only grows, so no two releases share an id.
+        key = fact_id("release", source.pk, source.debits_posted_uusd)
+        post([Entry(key, TransferKind.RELEASE, source, target, amount_uusd, source.ref)])
+    return amount_uusd

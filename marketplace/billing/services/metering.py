@@ -1,0 +1,142 @@
+"""From what an agent counted and what we saw of it to money.
+
+Invariant: billable = min(agent's counters, our coverage, window x GPUs), it only grows, and the total captured is the
+charge for it exactly. Everything happens under the meter's row lock; accounts are locked after it, never before.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from zlib import crc32
+
+from django.db import transaction
+from django.db.models import Sum
+
+from marketplace.accounts.models import Organisation
+from marketplace.billing.ledger import Entry, account, lock, post
+from marketplace.billing.models import AccountKind, LedgerAccount, Meter, MeterCounter, MeterState, TransferKind
+from marketplace.billing.services.holds import release
+from marketplace.core.clock import to_ms
+from marketplace.core.errors import InsufficientFunds, InvalidInput
+from marketplace.core.ids import fact_id
+from marketplace.core.money import charge_uusd, fee_uusd
+
+# Silence longer than this is not billed: nobody saw the GPUs.
+COVERAGE_GAP_MS = 90_000
+# One revenue row would be the queue of every capture.
+FEE_SHARDS = 16
+
+
+@transaction.atomic
+def open_meter(
+    ref: str,
+    *,
+    buyer: Organisation,
+    seller: Organisation,
+    escrow: LedgerAccount,
+    refund: LedgerAccount,
+    rate_uusd_per_gpu_hour: int,
+    fee_bps: int,
+    gpus: int,
+    start_at: datetime,
+    end_at: datetime,
+) -> Meter:
+    """The meter of the lease `ref`; its escrow must hold what the whole window can cost."""
+    known = Meter.objects.filter(pk=ref).first()
+    if known is not None:
+        return known
+    meter = Meter(
+        id=ref,
+        buyer=buyer,
+        seller=seller,
+        escrow=escrow,
+        refund=refund,
+        rate_uusd_per_gpu_hour=rate_uusd_per_gpu_hour,
+        fee_bps=fee_bps,
+        gpus=gpus,
+        start_at=start_at,
+        end_at=end_at,
+    )
+    (held,) = lock(escrow)
+    if held.available_uusd < charge_uusd(rate_uusd_per_gpu_hour, window_gpu_ms(meter)):
+        raise InsufficientFunds("the escrow does not hold the cost of the whole window")
+    meter.save(force_insert=True)
+    return meter
+
+
+def window_gpu_ms(meter: Meter) -> int:
+    return (to_ms(meter.end_at) - to_ms(meter.start_at)) * meter.gpus
+
+
+@transaction.atomic
+def observe_beat(ref: str, now: datetime) -> Meter:
+    """Note that the agent was seen. A gap of up to 90 s counts in full, a longer one not at all."""
+    meter = _locked(ref)
+    last = meter.last_beat_at
+    if meter.state != MeterState.OPEN or (last is not None and now <= last):
+        return meter
+    if last is not None and to_ms(now) - to_ms(last) <= COVERAGE_GAP_MS:
+        inside_ms = min(to_ms(now), to_ms(meter.end_at)) - max(to_ms(last), to_ms(meter.start_at))
+        meter.covered_gpu_ms += max(inside_ms, 0) * meter.gpus
+    meter.last_beat_at = now
+    meter.save(update_fields=["covered_gpu_ms", "last_beat_at"])
+    return meter
+
+
+@transaction.atomic
+def report_usage(ref: str, epoch: int, gpu_ms_total: int) -> Meter:
+    """Take an agent's cumulative counter and capture what became billable. Late and repeated reports are harmless."""
+    if epoch < 0:
+        raise InvalidInput.at("epoch", "must not be negative")
+    if not 0 <= gpu_ms_total < 2**53:
+        raise InvalidInput.at("gpu_ms_total", "must be between zero and 2**53")
+    meter = _locked(ref)
+    if meter.state != MeterState.OPEN:
+        return meter
+    counter, _ = MeterCounter.objects.get_or_create(meter=meter, epoch=epoch, defaults={"gpu_ms_total": gpu_ms_total})
+    if gpu_ms_total > counter.gpu_ms_total:
+        MeterCounter.objects.filter(pk=counter.pk).update(gpu_ms_total=gpu_ms_total)
+    _capture(meter)
+    return meter
+
+
+@transaction.atomic
+def close_meter(ref: str) -> Meter:
+    """Capture what is billable, give back the rest, and take no more."""
+    meter = _locked(ref)
+    if meter.state == MeterState.OPEN:
+        _capture(meter)
+        release(meter.escrow, meter.refund)
+        meter.state = MeterState.CLOSED
+        meter.save(update_fields=["state"])
+    return meter
+
+
+def _locked(ref: str) -> Meter:
+    return Meter.objects.select_for_update(no_key=True).get(pk=ref)
+
+
+def _capture(meter: Meter) -> None:
+    """Post the difference between what is billable now and what was billed; the caller holds the meter's lock."""
+    counted = meter.counters.aggregate(total=Sum("gpu_ms_total"))["total"] or 0
+    billable_gpu_ms = min(int(counted), meter.covered_gpu_ms, window_gpu_ms(meter))
+    if billable_gpu_ms <= meter.billable_gpu_ms:
+        return
+    charged_uusd = charge_uusd(meter.rate_uusd_per_gpu_hour, billable_gpu_ms)
+    ours_uusd = fee_uusd(charged_uusd, meter.fee_bps)
+    fee_now_uusd = ours_uusd - meter.fee_uusd
+    seller_now_uusd = charged_uusd - meter.charged_uusd - fee_now_uusd
+    entries = []
+    if seller_now_uusd:
+        accrued = account(AccountKind.SELLER_ACCRUED, meter.seller)
+        key = fact_id("capture", meter.pk, billable_gpu_ms)
+        entries.append(Entry(key, TransferKind.CAPTURE, meter.escrow, accrued, seller_now_uusd, meter.pk))
+    if fee_now_uusd:
+        revenue = account(AccountKind.FEE_REVENUE, ref=f"{crc32(meter.pk.encode()) % FEE_SHARDS:02d}")
+        key = fact_id("fee", meter.pk, billable_gpu_ms)
+        entries.append(Entry(key, TransferKind.FEE, meter.escrow, revenue, fee_now_uusd, meter.pk))
+    post(entries)
+    meter.billable_gpu_ms = billable_gpu_ms
+    meter.charged_uusd = charged_uusd
+    meter.fee_uusd = ours_uusd
+    meter.save(update_fields=["billable_gpu_ms", "charged_uusd", "fee_uusd"])
