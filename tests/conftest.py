@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
+from pytest_django.plugin import DjangoDbBlocker
 
 from marketplace.devstack.state import StateDir
 from tests.servers import TestPostgres, reachable_folder, running_postgres, running_valkey
@@ -43,6 +44,20 @@ def django_db_modify_db_settings(postgres_server: TestPostgres | None) -> None:
             PASSWORD=postgres_server.password,
             NAME="postgres",
         )
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> None:
+    """Put aside the guards against TRUNCATE: it is how Django empties the tables after a test that commits."""
+    from django.db import connection
+
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT format('ALTER TABLE %s DISABLE TRIGGER %I', tgrelid::regclass, tgname)"
+            " FROM pg_trigger WHERE NOT tgisinternal AND tgtype & 32 <> 0"
+        )
+        for (statement,) in cursor.fetchall():
+            cursor.execute(statement)
 
 
 @pytest.fixture(scope="session")
