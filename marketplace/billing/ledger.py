@@ -16,7 +16,8 @@ from django.db import IntegrityError, connection, transaction
 
 from marketplace.accounts.models import Organisation
 from marketplace.billing.models import NORMAL, WITHOUT_FLOOR, AccountKind, LedgerAccount, Phase, TransferKind
-from marketplace.core.errors import Conflict, InsufficientFunds
+from marketplace.core.errors import Conflict, InsufficientFunds, InvalidInput
+from marketplace.core.money import MAX_AMOUNT_UUSD
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ def post(entries: Sequence[Entry]) -> int:
     """Post all of `entries`, or none; returns how many were new."""
     if not entries:
         return 0
+    if any(not 0 < entry.amount_uusd <= MAX_AMOUNT_UUSD for entry in entries):
+        raise InvalidInput.at("amount_uusd", "must be more than nothing and not too large")
     journal_id = str(entries[0].id)
     batch = [
         {

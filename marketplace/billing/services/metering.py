@@ -17,7 +17,7 @@ from marketplace.billing.ledger import Entry, account, lock, post
 from marketplace.billing.models import AccountKind, LedgerAccount, Meter, MeterCounter, MeterState, TransferKind
 from marketplace.billing.services.holds import release
 from marketplace.core.clock import to_ms
-from marketplace.core.errors import InsufficientFunds, InvalidInput
+from marketplace.core.errors import Conflict, InsufficientFunds, InvalidInput
 from marketplace.core.ids import fact_id
 from marketplace.core.money import charge_uusd, fee_uusd
 
@@ -25,6 +25,18 @@ from marketplace.core.money import charge_uusd, fee_uusd
 COVERAGE_GAP_MS = 90_000
 # One revenue row would be the queue of every capture.
 FEE_SHARDS = 16
+# What is agreed when a meter is opened, and never changes.
+TERMS = (
+    "buyer_id",
+    "seller_id",
+    "escrow_id",
+    "refund_id",
+    "rate_uusd_per_gpu_hour",
+    "fee_bps",
+    "gpus",
+    "start_at",
+    "end_at",
+)
 
 
 @transaction.atomic
@@ -42,9 +54,6 @@ def open_meter(
     end_at: datetime,
 ) -> Meter:
     """The meter of the lease `ref`; its escrow must hold what the whole window can cost."""
-    known = Meter.objects.filter(pk=ref).first()
-    if known is not None:
-        return known
     meter = Meter(
         id=ref,
         buyer=buyer,
@@ -58,6 +67,11 @@ def open_meter(
         end_at=end_at,
     )
     (held,) = lock(escrow)
+    known = Meter.objects.filter(pk=ref).first()
+    if known is not None:
+        if any(getattr(known, name) != getattr(meter, name) for name in TERMS):
+            raise Conflict("this lease is already metered on other terms", code="changed_replay")
+        return known
     if held.available_uusd < charge_uusd(rate_uusd_per_gpu_hour, window_gpu_ms(meter)):
         raise InsufficientFunds("the escrow does not hold the cost of the whole window")
     meter.save(force_insert=True)

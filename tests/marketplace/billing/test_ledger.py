@@ -15,7 +15,7 @@ from marketplace.billing.ledger import Entry, account, balance_uusd, post
 from marketplace.billing.models import AccountKind, LedgerAccount, Meter, Phase, Transfer, TransferKind
 from marketplace.billing.services.holds import cash, deposit, escrow, hold, hold_from, release
 from marketplace.billing.services.metering import close_meter, observe_beat, open_meter, report_usage
-from marketplace.core.errors import Conflict, InsufficientFunds
+from marketplace.core.errors import Conflict, InsufficientFunds, InvalidInput
 from marketplace.core.money import charge_uusd, fee_uusd
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -191,3 +191,29 @@ def test_eight_writers_of_one_meter_bill_it_once() -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(8)))
     assert Meter.objects.get(pk="1").charged_uusd == charge_uusd(RATE, 1_000_000)
+
+
+@pytest.mark.django_db
+def test_a_meter_opened_again_is_the_same_one_and_never_on_other_terms() -> None:
+    meter = opened("1")
+    terms = {
+        "buyer": meter.buyer,
+        "seller": meter.seller,
+        "escrow": meter.escrow,
+        "refund": meter.refund,
+        "fee_bps": meter.fee_bps,
+        "gpus": meter.gpus,
+        "start_at": meter.start_at,
+        "end_at": meter.end_at,
+    }
+    assert open_meter("1", rate_uusd_per_gpu_hour=RATE, **terms) == meter
+    with pytest.raises(Conflict):
+        open_meter("1", rate_uusd_per_gpu_hour=RATE + 60, **terms)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("amount_uusd", [0, -1, 10**15 + 1])
+def test_an_amount_that_is_no_amount_is_refused_by_name(amount_uusd: int) -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        deposit(Organisation.objects.create(name="a"), amount_uusd, "pi_1")
+    assert refusal.value.fields[0].field == "amount_uusd"
