@@ -12,7 +12,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from django.conf import settings
 from pytest_django.live_server_helper import LiveServer
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
@@ -80,7 +79,12 @@ def test_a_person_signs_up_and_a_program_uses_their_key(
     assert secret not in browser.page_source
     browser.get(f"{live_server.url}/accounts/email/")
     picture("email")
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    )
+    browser.get(f"{live_server.url}/organisation/")
+    picture("organisation-dark")
     complaints = [entry["message"] for entry in browser.get_log("browser") if entry["level"] in {"SEVERE", "WARNING"}]
     assert complaints == []
     assert browser.execute_script("return htmx.version") == "4.0.1"
-    assert settings.CONTENT_SECURITY_POLICY["DIRECTIVES"]["script-src"]
+    assert "script-src 'self'" in httpx.get(live_server.url).headers["Content-Security-Policy"]
