@@ -61,7 +61,8 @@ class Meter:
         counter = self._counters.setdefault(assignment_id, Counter())
         since = counter.counted_until_ms
         if since is None:
-            since = now_ms if begin_ms is None else min(begin_ms, now_ms)
+            # A service that began after this tick was read counts from its own beginning, not from the tick.
+            since = now_ms if begin_ms is None else begin_ms
         counted = max(0, min(now_ms, stop_ms) - max(since, start_ms))
         ceiling = max(0, stop_ms - start_ms) * gpus
         counter.gpu_ms_total = max(counter.gpu_ms_total, min(counter.gpu_ms_total + counted * gpus, ceiling))

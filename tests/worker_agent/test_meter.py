@@ -37,6 +37,13 @@ def test_a_pause_is_not_counted(tmp_path: Path) -> None:
     assert meter.total("a") == 1000
 
 
+def test_time_before_a_service_began_is_not_counted(tmp_path: Path) -> None:
+    meter = meter_in(tmp_path)
+    meter.count("a", 1000, gpus=3, start_ms=0, stop_ms=99_000, begin_ms=1007)  # started while this tick was at work
+    meter.count("a", 1100, gpus=3, start_ms=0, stop_ms=99_000, begin_ms=1007)
+    assert meter.total("a") == 3 * 93
+
+
 def test_an_adopted_process_goes_on_from_the_last_record(tmp_path: Path) -> None:
     meter = meter_in(tmp_path)
     meter.count("a", 1000, gpus=2, start_ms=0, stop_ms=99_000)
