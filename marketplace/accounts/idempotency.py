@@ -72,6 +72,4 @@ def _lock_or_conflict(name: str) -> None:
         cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [number])
         (taken,) = cursor.fetchone()
     if not taken:
-        raise Conflict(
-            "a request with this key is being worked on", code="idempotency_key_in_use", fields=(), retry_after_s=1
-        )
+        raise Conflict("a request with this key is being worked on", code="idempotency_key_in_use", retry_after_s=1)

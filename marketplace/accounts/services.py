@@ -14,7 +14,7 @@ from django.db import transaction
 from marketplace.accounts.access import Action, Actor, demand, may_grant
 from marketplace.accounts.audit import record
 from marketplace.accounts.models import ApiKey, Membership, Organisation, Role, User
-from marketplace.accounts.selectors import keys_of
+from marketplace.accounts.selectors import keys_of, memberships_of
 from marketplace.core.errors import Conflict, Forbidden, InvalidInput, NotFound
 from marketplace.core.ids import hash_secret, new_secret
 
@@ -51,9 +51,9 @@ def ensure_organisation(user: User) -> Organisation:
     with transaction.atomic():
         # Two sign-ins at once would otherwise both find nothing.
         User.objects.select_for_update(no_key=True).get(pk=user.pk)
-        membership = user.memberships.select_related("organisation").order_by("created_at", "id").first()
-        if membership is not None:
-            return membership.organisation
+        memberships = memberships_of(user)
+        if memberships:
+            return memberships[0].organisation
         return create_organisation(user, name=user.email.partition("@")[0][:NAME_LENGTH_MAX] or "My organisation")
 
 

@@ -82,8 +82,7 @@ class AliasTable:
         near = [
             alias
             for alias in self._by_name.get((name_key(raw_name), link_key(raw_link)), [])
-            if alias.raw_vram_gib is not None
-            and abs(alias.raw_vram_gib - vram_gib) <= alias.raw_vram_gib * VRAM_TOLERANCE
+            if _close(alias.raw_vram_gib, vram_gib)
         ]
         if len({alias.gpu for alias in near}) != 1:
             return None

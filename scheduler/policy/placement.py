@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scheduler.policy.state import Decision, Extend, Gpu, Island, Job, Market, Place, Release, Seat, Wait
 from scheduler.policy.throughput import Replica, effective_tokens_per_s, fits_memory, model_tokens_per_s
@@ -131,7 +131,7 @@ def _decide_job(
     fresh = chosen.options[len(held) :]
     if len(chosen.options) < job.min_islands:
         if not alive:
-            decisions.append(_waiting(job, candidates, chosen, why_none))
+            decisions.append(_waiting(job, candidates, why_none))
         fresh = ()
     minutes = _lease_minutes(market, job, chosen)
 
@@ -165,7 +165,7 @@ def _decide_job(
                 option.gpus,
                 market.now_min + window,
                 option.price_uusd_per_gpu_hour,
-                _why_placed(job, chosen, option),
+                _why_placed(chosen, option),
             )
         )
     if len(alive) + len(taken) < job.min_islands and taken:
@@ -242,7 +242,7 @@ def _lease_minutes(market: Market, job: Job, plan: Plan) -> int:
     return max(1, minutes)
 
 
-def _waiting(job: Job, candidates: list[Option], chosen: Plan, why_none: str) -> Wait:
+def _waiting(job: Job, candidates: list[Option], why_none: str) -> Wait:
     """Why a job without a seat gets none, and what would change it."""
     if not candidates:
         if why_none == "memory":
@@ -262,11 +262,10 @@ def _price(seat: Seat) -> str:
     return f"{dollars(seat.price_uusd_per_gpu_hour)} a GPU-hour"
 
 
-def _why_placed(job: Job, plan: Plan, option: Option) -> str:
-    alone = replace(plan, options=(option,))
+def _why_placed(plan: Plan, option: Option) -> str:
     return (
         f"{option.gpus} GPUs at {dollars(option.price_uusd_per_gpu_hour)} a GPU-hour: "
-        f"{option.replica.tokens_per_s:,.0f} tokens/s for {dollars(alone.uusd_per_min * 60)} an hour; "
+        f"{option.replica.tokens_per_s:,.0f} tokens/s for {dollars(option.uusd_per_min * 60)} an hour; "
         f"with {len(plan.options)} islands the run ends in about {plan.minutes_to_finish:,.0f} minutes "
         f"for {dollars(plan.cost_to_finish_uusd)}"
     )
