@@ -46,13 +46,33 @@ PROTOCOL_VERSION = 1
 # and decodes to scale * code in fp32. Padding is zero. `layout_digest` is the SHA-256 of the compact JSON
 # [[name, [shape...]], ...]. Both the trainer (torch) and the control plane (numpy) read it.
 PAYLOAD_MAGIC = b"ARCHPG1\n"
+PAYLOAD_HEADER_MAX_BYTES = 4096
 CODEC_BLOCK = 256
+CODEC_BLOCK_MAX = 65_536
+
+# How a contribution is judged against the others of its round, by whoever seals it.
+NORM_CAP = 1.5  # of the median: above it a contribution is shrunk to it
+NORM_LIMIT = 3.0  # of the median: above it a contribution is refused
+NORMS_TO_JUDGE = 3  # with fewer there is no telling which one is odd
 
 Digest = str
 
 
 class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Base of all messages: unknown fields are ignored, so either side may be one version ahead."""
+
+
+class PayloadHeader(msgspec.Struct, kw_only=True):
+    """The JSON at the head of a payload. Nothing in it has a default: all of it is always written."""
+
+    codec: Literal["fp32", "bf16", "int8", "int4"]
+    block: int
+    numel: int
+    layout_digest: Digest
+    job_id: str
+    round: int
+    member_id: str
+    tokens: int
 
 
 # --------------------------------------------------------------------------------------------------------- errors

@@ -10,16 +10,13 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from worker_agent.protocol import PAYLOAD_MAGIC
+from worker_agent.protocol import CODEC_BLOCK_MAX, PAYLOAD_HEADER_MAX_BYTES, PAYLOAD_MAGIC, PayloadHeader
 
-MAX_HEADER_BYTES = 4096
-MAX_BLOCK = 65_536
 # Values decoded at a time: the norm of a large model is summed in pieces of 16 MiB, not beside a copy of the whole.
 CHUNK_VALUES = 2**22
 
@@ -32,22 +29,11 @@ class PayloadFault(Exception):
         self.reason = reason
 
 
-class Header(msgspec.Struct, kw_only=True):
-    codec: Literal["fp32", "bf16", "int8", "int4"]
-    block: int
-    numel: int
-    layout_digest: str
-    job_id: str
-    round: int
-    member_id: str
-    tokens: int
-
-
 @dataclass(frozen=True)
 class Reading:
     """A payload that passed: its header and the Euclidean norm of what it decodes to."""
 
-    header: Header
+    header: PayloadHeader
     norm: float
 
 
@@ -59,20 +45,20 @@ def body_bytes(codec: str, numel: int, block: int) -> int:
     ]
 
 
-def split(payload: bytes) -> tuple[Header, memoryview]:
+def split(payload: bytes) -> tuple[PayloadHeader, memoryview]:
     """Header and body, proved consistent with each other."""
     start = len(PAYLOAD_MAGIC) + 4
     view = memoryview(payload)
     if len(view) < start or view[: len(PAYLOAD_MAGIC)] != PAYLOAD_MAGIC:
         raise PayloadFault("header", "not a payload of this protocol")
     (length,) = struct.unpack("<I", view[len(PAYLOAD_MAGIC) : start])
-    if length > MAX_HEADER_BYTES or start + length > len(view):
+    if length > PAYLOAD_HEADER_MAX_BYTES or start + length > len(view):
         raise PayloadFault("header", f"a header of {length} bytes does not fit")
     try:
-        header = msgspec.json.decode(view[start : start + length], type=Header)
+        header = msgspec.json.decode(view[start : start + length], type=PayloadHeader)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise PayloadFault("header", f"the header cannot be read: {error}") from error
-    if not 2 <= header.block <= MAX_BLOCK or header.block % 2:
+    if not 2 <= header.block <= CODEC_BLOCK_MAX or header.block % 2:
         raise PayloadFault("header", f"a block of {header.block} values is not supported")
     if header.numel < 1 or header.tokens < 0 or header.round < 0:
         raise PayloadFault("header", "a count in the header is out of range")
@@ -94,7 +80,7 @@ def inspect(payload: bytes, *, numel: int, layout_digest: str) -> Reading:
     return Reading(header, math.sqrt(square))
 
 
-def _square_of_body(header: Header, body: memoryview) -> float:
+def _square_of_body(header: PayloadHeader, body: memoryview) -> float:
     """Sum of the squares of all values in double precision; not finite if any value is not."""
     if header.codec == "fp32":
         return _sum_of_squares(np.frombuffer(body, dtype="<f4"))
@@ -110,7 +96,7 @@ def _square_of_body(header: Header, body: memoryview) -> float:
     return _square_of_blocks(header, scales, body[2 * blocks :])
 
 
-def _square_of_blocks(header: Header, scales: NDArray[np.float64], codes: memoryview) -> float:
+def _square_of_blocks(header: PayloadHeader, scales: NDArray[np.float64], codes: memoryview) -> float:
     """Blocks decode to scale * code, so a block's square is scale squared times the square of its codes."""
     per_block = header.block if header.codec == "int8" else header.block // 2
     rows = max(1, CHUNK_VALUES // header.block)
@@ -125,7 +111,7 @@ def _square_of_blocks(header: Header, scales: NDArray[np.float64], codes: memory
     return total
 
 
-def _has_padding(header: Header, last_block: NDArray[np.uint8], padding: int) -> bool:
+def _has_padding(header: PayloadHeader, last_block: NDArray[np.uint8], padding: int) -> bool:
     if header.codec == "int8":
         return bool(last_block[header.block - padding :].any())
     codes = np.stack([last_block & 0x0F, last_block >> 4], axis=1).reshape(-1)

@@ -12,11 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worker_agent.protocol import BlobRef, ManifestEntry, Refusal
-
-NORM_CAP = 1.5  # of the median: above it a contribution is shrunk to it
-NORM_LIMIT = 3.0  # of the median: above it a contribution is refused
-NORMS_TO_JUDGE = 3  # with fewer there is no telling which one is odd
+from worker_agent.protocol import NORM_CAP, NORM_LIMIT, NORMS_TO_JUDGE, BlobRef, ManifestEntry, Refusal
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,10 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping
 
-from worker_agent.protocol import SubmitRequest
+from worker_agent.protocol import NORM_CAP, NORM_LIMIT, NORMS_TO_JUDGE, SubmitRequest
 from worker_agent.trainer import codec
 from worker_agent.trainer.errors import PayloadError
 
-NORM_CAP = 1.5  # of the median: above it a contribution is shrunk to it
-NORM_LIMIT = 3.0  # of the median: above it a contribution is refused
-NORMS_TO_JUDGE = 3  # with fewer there is no telling which one is odd
 _NORM_TOLERANCE = 1e-3  # the figure may come from a float sum in another order
 
 

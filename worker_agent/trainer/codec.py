@@ -16,31 +16,17 @@ import msgspec
 import torch
 from torch import Tensor
 
-from worker_agent.protocol import CODEC_BLOCK, PAYLOAD_MAGIC
+from worker_agent.protocol import CODEC_BLOCK, CODEC_BLOCK_MAX, PAYLOAD_HEADER_MAX_BYTES, PAYLOAD_MAGIC
+from worker_agent.protocol import PayloadHeader as PayloadHeader
 from worker_agent.trainer.errors import PayloadError
 from worker_agent.trainer.state import little_endian_bytes
 
 Codec = Literal["fp32", "bf16", "int8", "int4"]
 
-_MAX_HEADER_BYTES = 4096
-_MAX_BLOCK = 65_536
 _MAX_SCALE = (
     65_504.0  # the largest finite fp16: a value beyond scale * limit is clipped, and the residual keeps the rest
 )
 _LIMITS: dict[str, int] = {"int8": 127, "int4": 7}
-
-
-class PayloadHeader(msgspec.Struct, kw_only=True):
-    """The JSON at the head of a payload. The names are the wire's."""
-
-    codec: Codec
-    block: int
-    numel: int
-    layout_digest: str
-    job_id: str
-    round: int
-    member_id: str
-    tokens: int
 
 
 def encode(flat: Tensor, header: PayloadHeader) -> bytes:
@@ -51,8 +37,8 @@ def encode(flat: Tensor, header: PayloadHeader) -> bytes:
     if not torch.isfinite(flat).all():
         raise PayloadError("not_finite", "the pseudo-gradient has values that are not finite")
     head = msgspec.json.encode(header)
-    if len(head) > _MAX_HEADER_BYTES:
-        raise PayloadError("header", f"the header takes {len(head)} bytes, {_MAX_HEADER_BYTES} are allowed")
+    if len(head) > PAYLOAD_HEADER_MAX_BYTES:
+        raise PayloadError("header", f"the header takes {len(head)} bytes, {PAYLOAD_HEADER_MAX_BYTES} are allowed")
     return b"".join((PAYLOAD_MAGIC, struct.pack("<I", len(head)), head, *_encode_body(flat, header)))
 
 
@@ -83,7 +69,7 @@ def split(payload: bytes) -> tuple[PayloadHeader, memoryview]:
     if len(view) < start or view[: len(PAYLOAD_MAGIC)] != PAYLOAD_MAGIC:
         raise PayloadError("header", "not a payload of this protocol")
     (length,) = struct.unpack("<I", view[len(PAYLOAD_MAGIC) : start])
-    if length > _MAX_HEADER_BYTES or start + length > len(view):
+    if length > PAYLOAD_HEADER_MAX_BYTES or start + length > len(view):
         raise PayloadError("header", f"a header of {length} bytes does not fit")
     try:
         header = msgspec.json.decode(view[start : start + length], type=PayloadHeader)
@@ -126,7 +112,7 @@ def norm(flat: Tensor) -> float:
 
 
 def _check_block(block: int) -> None:
-    if not 2 <= block <= _MAX_BLOCK or block % 2:
+    if not 2 <= block <= CODEC_BLOCK_MAX or block % 2:
         raise PayloadError("header", f"a block of {block} values is not supported")
 
 

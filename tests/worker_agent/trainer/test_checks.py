@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_agent.protocol import BlobRef, SubmitRequest
+from worker_agent.protocol import NORM_CAP, NORM_LIMIT, BlobRef, SubmitRequest
 from worker_agent.trainer import codec
-from worker_agent.trainer.checks import NORM_CAP, NORM_LIMIT, fault, judge
+from worker_agent.trainer.checks import fault, judge
 
 
 def submission(norm: float, base: str = "0" * 64) -> SubmitRequest:
