@@ -1,0 +1,62 @@
+"""Where the layers above take part in a sync: what an island is to do now, and who is told what its agent said.
+
+Invariant: fleet imports nothing of what is above it; trading and training register here when Django starts. Everything
+registered runs inside the sync's transaction: what an agent is told was durable before it was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from marketplace.fleet.models import Agent, Island
+from worker_agent.protocol import Assignment, ProcessReport, UsageRecord
+
+AssignmentsFor = Callable[[Island, datetime], list[Assignment]]
+BeatSink = Callable[[Agent, datetime], None]
+UsageSink = Callable[[Agent, Sequence[UsageRecord], datetime], None]
+ProcessSink = Callable[[Agent, Sequence[ProcessReport], datetime], None]
+
+_assignments: list[AssignmentsFor] = []
+_beats: list[BeatSink] = []
+_usage: list[UsageSink] = []
+_processes: list[ProcessSink] = []
+
+
+def register(
+    *,
+    assignments: AssignmentsFor | None = None,
+    beat: BeatSink | None = None,
+    usage: UsageSink | None = None,
+    processes: ProcessSink | None = None,
+) -> None:
+    """Add to what a sync does. A beat is observed first, then usage, then processes, then the assignments are read."""
+    if assignments is not None and assignments not in _assignments:
+        _assignments.append(assignments)
+    if beat is not None and beat not in _beats:
+        _beats.append(beat)
+    if usage is not None and usage not in _usage:
+        _usage.append(usage)
+    if processes is not None and processes not in _processes:
+        _processes.append(processes)
+
+
+def observe_beat(agent: Agent, now: datetime) -> None:
+    for sink in _beats:
+        sink(agent, now)
+
+
+def take_usage(agent: Agent, records: Sequence[UsageRecord], now: datetime) -> None:
+    for sink in _usage:
+        sink(agent, records, now)
+
+
+def take_processes(agent: Agent, reports: Sequence[ProcessReport], now: datetime) -> None:
+    for sink in _processes:
+        sink(agent, reports, now)
+
+
+def assignments_for(island: Island, now: datetime) -> list[Assignment]:
+    """All the island is to do now, ordered by id."""
+    found = [assignment for source in _assignments for assignment in source(island, now)]
+    return sorted(found, key=lambda assignment: assignment.id)
