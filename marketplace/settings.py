@@ -208,6 +208,14 @@ CELERY_TASK_PUBLISH_RETRY_POLICY = {"max_retries": 1, "interval_start": 0.0, "in
 CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULE_FILENAME = env_text("BEAT_SCHEDULE_FILE", str(STATE.path / "celerybeat-schedule"))
 
+# Off where no broker runs: the sweep alone then moves things (marketplace.core.wake).
+WAKE_UPS = env_flag("ARCHIPELAGO_WAKE_UPS", True)
+
+# -------------------------------------------------------------------------------------------------------------- fleet
+
+# How soon an agent is asked to call again; what counts as silence derives from it (marketplace.fleet.liveness).
+FLEET_SYNC_MS = env_int("ARCHIPELAGO_FLEET_SYNC_MS", 5_000)
+
 # ----------------------------------------------------------------------------------------------------------- accounts
 
 AUTH_USER_MODEL = "accounts.User"

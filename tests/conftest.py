@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
-from pytest_django.plugin import DjangoDbBlocker
+from pytest_django import DjangoDbBlocker, Settings
 
 from marketplace.devstack.state import StateDir
 from tests.servers import TestPostgres, reachable_folder, running_postgres, running_valkey
@@ -15,6 +15,12 @@ from tests.servers import TestPostgres, reachable_folder, running_postgres, runn
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("archipelago", deadline=None)
 hypothesis.settings.load_profile("archipelago")
+
+
+@pytest.fixture(autouse=True)
+def no_wake_ups(settings: Settings) -> None:
+    """Wake-ups go to a broker, which most tests have not; those of wake-ups switch them on."""
+    settings.WAKE_UPS = False
 
 
 @pytest.fixture(scope="session")
