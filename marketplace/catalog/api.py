@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from django.conf import settings
-from drf_spectacular.utils import extend_schema, extend_schema_field
+from drf_spectacular.utils import extend_schema
 from rest_framework import generics, serializers
 from rest_framework.pagination import LimitOffsetPagination
 from rest_framework.permissions import AllowAny
@@ -17,7 +17,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from marketplace.catalog import selectors
-from marketplace.catalog.models import FormFactor, GpuModel, Offer
+from marketplace.catalog.models import FormFactor, GpuModel, Offer, PricingModel, Resale
 from marketplace.core.clock import database_now
 from marketplace.core.errors import FieldProblem, InvalidInput
 
@@ -25,6 +25,10 @@ from marketplace.core.errors import FieldProblem, InvalidInput
 class CataloguePagination(LimitOffsetPagination):
     default_limit = 50
     max_limit = settings.PAGE_LIMIT
+    known_count: int | None = None
+
+    def get_count(self, queryset: Any) -> int:
+        return super().get_count(queryset) if self.known_count is None else self.known_count
 
 
 class OfferQuery(serializers.Serializer[Any]):
@@ -64,62 +68,66 @@ class GpuSerializer(serializers.ModelSerializer[GpuModel]):
         ]
 
 
-class OfferSerializer(serializers.ModelSerializer[Offer]):
-    gpu = serializers.CharField(source="gpu_id")
-    gpu_name = serializers.CharField(source="gpu.name")
-    channel = serializers.CharField(source="channel_id")
-    channel_name = serializers.CharField(source="channel.name")
-    spot = serializers.SerializerMethodField()
-    bookable = serializers.SerializerMethodField()
-    freshness = serializers.SerializerMethodField()
+class OfferSerializer(serializers.Serializer[Any]):
+    """The shape of `offer_body`, for the schema: DRF's own rendering takes ten times as long as the query."""
 
-    class Meta:
-        model = Offer
-        fields = [
-            "offer_uid",
-            "gpu",
-            "gpu_name",
-            "gpu_name_raw",
-            "gpu_flags",
-            "vram_gib",
-            "gpus_per_node",
-            "intra_link",
-            "vcpus",
-            "ram_mib",
-            "channel",
-            "channel_name",
-            "upstream",
-            "price_uusd_per_gpu_hour",
-            "pricing_model",
-            "spot",
-            "tier",
-            "region_raw",
-            "data_centre_raw",
-            "country",
-            "stock_lower_bound",
-            "resale_allowed",
-            "observed_at",
-            "freshness",
-            "bookable",
-            "source_url",
-        ]
+    offer_uid = serializers.CharField()
+    gpu = serializers.CharField(help_text="Canonical id.")
+    gpu_name = serializers.CharField()
+    gpu_name_raw = serializers.CharField(help_text="As the channel spells it.")
+    gpu_flags = serializers.ListField(child=serializers.CharField(), help_text="What had to be assumed to name it.")
+    vram_gib = serializers.IntegerField(allow_null=True)
+    gpus_per_node = serializers.IntegerField()
+    intra_link = serializers.CharField()
+    vcpus = serializers.IntegerField(allow_null=True)
+    ram_mib = serializers.IntegerField(allow_null=True)
+    channel = serializers.CharField()
+    channel_name = serializers.CharField()
+    upstream = serializers.CharField(help_text="Whose machine it is.")
+    price_uusd_per_gpu_hour = serializers.IntegerField(allow_null=True)
+    pricing_model = serializers.ChoiceField(choices=PricingModel.choices)
+    spot = serializers.BooleanField()
+    tier = serializers.CharField()
+    region_raw = serializers.CharField()
+    data_centre_raw = serializers.CharField()
+    country = serializers.CharField()
+    stock_lower_bound = serializers.IntegerField(allow_null=True)
+    resale_allowed = serializers.ChoiceField(choices=Resale.choices)
+    observed_at = serializers.DateTimeField()
+    freshness = serializers.CharField(help_text="How old it is, in words, and whether it can be booked.")
+    bookable = serializers.BooleanField()
+    source_url = serializers.URLField()
 
-    @property
-    def now(self) -> datetime:
-        moment: datetime = self.context["now"]
-        return moment
 
-    @extend_schema_field(bool)
-    def get_spot(self, offer: Offer) -> bool:
-        return offer.pricing_model.startswith("spot")
-
-    @extend_schema_field(bool)
-    def get_bookable(self, offer: Offer) -> bool:
-        return selectors.is_bookable(offer, self.now)
-
-    @extend_schema_field(str)
-    def get_freshness(self, offer: Offer) -> str:
-        return selectors.freshness(offer, self.now)
+def offer_body(offer: Offer, now: datetime) -> dict[str, Any]:
+    return {
+        "offer_uid": offer.offer_uid,
+        "gpu": offer.gpu_id,
+        "gpu_name": None if offer.gpu is None else offer.gpu.name,
+        "gpu_name_raw": offer.gpu_name_raw,
+        "gpu_flags": offer.gpu_flags,
+        "vram_gib": offer.vram_gib,
+        "gpus_per_node": offer.gpus_per_node,
+        "intra_link": offer.intra_link,
+        "vcpus": offer.vcpus,
+        "ram_mib": offer.ram_mib,
+        "channel": offer.channel_id,
+        "channel_name": offer.channel.name,
+        "upstream": offer.upstream,
+        "price_uusd_per_gpu_hour": offer.price_uusd_per_gpu_hour,
+        "pricing_model": offer.pricing_model,
+        "spot": offer.pricing_model.startswith("spot"),
+        "tier": offer.tier,
+        "region_raw": offer.region_raw,
+        "data_centre_raw": offer.data_centre_raw,
+        "country": offer.country,
+        "stock_lower_bound": offer.stock_lower_bound,
+        "resale_allowed": offer.resale_allowed,
+        "observed_at": offer.observed_at,
+        "freshness": selectors.freshness(offer, now),
+        "bookable": selectors.is_bookable(offer, now),
+        "source_url": offer.source_url,
+    }
 
 
 class OfferList(generics.ListAPIView[Offer]):
@@ -133,10 +141,12 @@ class OfferList(generics.ListAPIView[Offer]):
     @extend_schema(operation_id="offers_list", parameters=[OfferQuery])
     def get(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         query = request.query_params.dict()
-        found = selectors.offers(OfferQuery(data=query).wanted(query))
-        page = self.paginate_queryset(found) or []
-        context = {**self.get_serializer_context(), "now": database_now()}
-        return self.get_paginated_response(OfferSerializer(page, many=True, context=context).data)
+        wanted = OfferQuery(data=query).wanted(query)
+        pages = CataloguePagination()
+        pages.known_count = selectors.count(wanted)
+        page = pages.paginate_queryset(selectors.offers(wanted), request, view=self) or []
+        now = database_now()
+        return pages.get_paginated_response([offer_body(offer, now) for offer in page])
 
 
 class GpuList(generics.ListAPIView[GpuModel]):

@@ -189,6 +189,19 @@ class Offer(models.Model):
                 name="offer_listed_by_price",
                 condition=Q(quarantine_reason="", withdrawn_at__isnull=True),
             ),
+            models.Index(
+                "gpu",
+                F("price_uusd_per_gpu_hour").asc(nulls_last=True),
+                "offer_uid",
+                name="offer_listed_by_gpu_and_price",
+                condition=Q(quarantine_reason="", withdrawn_at__isnull=True),
+            ),
+            models.Index(
+                F("observed_at").desc(),
+                "offer_uid",
+                name="offer_listed_by_seen",
+                condition=Q(quarantine_reason="", withdrawn_at__isnull=True),
+            ),
             models.Index(fields=["gpu", "observed_at"], name="offer_by_gpu_seen"),
         ]
 

@@ -6,12 +6,12 @@ freshness, or of a list-price channel, is never bookable.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from django.db.models import Count, F, Min, Q, QuerySet
 
-from marketplace.catalog.models import ChannelKind, GpuModel, Offer
+from marketplace.catalog.models import ChannelKind, FeedRun, GpuModel, Offer
 
 LISTED = Q(quarantine_reason="", withdrawn_at__isnull=True)
 # Every order ends with the uid, so that a page boundary never shows an offer twice or not at all.
@@ -22,6 +22,9 @@ SORTS = {
     "-vram": F("vram_gib").desc(nulls_last=True),
     "-seen": F("observed_at").desc(),
 }
+
+
+COUNTS_KEPT = 1000
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,16 @@ class OfferFilter:
     sort: str = "price"
 
 
+_counted: dict[tuple[str | None, OfferFilter], int] = {}
+
+
 def offers(wanted: OfferFilter) -> QuerySet[Offer]:
     """The offers to show. What an offer does not state satisfies no bound on it."""
     found = Offer.objects.filter(LISTED).select_related("gpu", "channel").defer("raw")
     if wanted.gpu is not None:
-        found = found.filter(Q(gpu_id=wanted.gpu) | Q(gpu__family__iexact=wanted.gpu))
+        # Looked up apart: a condition across the join would keep the index on the offers' GPU from being used.
+        named = GpuModel.objects.filter(Q(pk=wanted.gpu) | Q(family__iexact=wanted.gpu))
+        found = found.filter(gpu_id__in=list(named.values_list("pk", flat=True)))
     if wanted.channel is not None:
         found = found.filter(channel_id=wanted.channel)
     if wanted.max_price_uusd_per_gpu_hour is not None:
@@ -54,6 +62,18 @@ def offers(wanted: OfferFilter) -> QuerySet[Offer]:
         spot = Q(pricing_model__startswith="spot")
         found = found.filter(spot if wanted.spot else ~spot)
     return found.order_by(SORTS[wanted.sort], "offer_uid")
+
+
+def count(wanted: OfferFilter) -> int:
+    """How many offers `wanted` finds. Counting them is most of a request's cost, and the number changes only with a
+    refresh, so it is kept until the next one."""
+    latest = FeedRun.objects.order_by("-pk").values_list("pk", flat=True).first()  # ids sort by time
+    key = (latest, replace(wanted, sort="price"))
+    if key not in _counted:
+        if len(_counted) >= COUNTS_KEPT:
+            _counted.clear()
+        _counted[key] = offers(wanted).order_by().count()
+    return _counted[key]
 
 
 def gpus() -> QuerySet[GpuModel]:
