@@ -180,7 +180,7 @@ def _held_option(job: Job, seat: Seat, gpus: dict[str, Gpu], islands: dict[str, 
     island = islands.get(seat.island_id)
     speed = seat.tokens_per_s
     if speed is None and island is not None and island.gpu in gpus:
-        speed = model_tokens_per_s(gpus[island.gpu], seat.gpus, job.parameters)
+        speed = model_tokens_per_s(gpus[island.gpu], seat.gpus, job.parameters) * island.relative_speed
     replica = Replica(speed or 1.0, island.up_mbps if island else None, island.down_mbps if island else None)
     return Option(seat.island_id, seat.gpus, seat.price_uusd_per_gpu_hour, replica, seat.extendable_until_min)
 
@@ -210,7 +210,8 @@ def _candidates(
             continue
         if island.free_until_min is not None and island.free_until_min - market.now_min < island.min_lease_min:
             continue
-        replica = Replica(model_tokens_per_s(gpu, count, job.parameters), island.up_mbps, island.down_mbps)
+        speed = model_tokens_per_s(gpu, count, job.parameters) * island.relative_speed
+        replica = Replica(speed, island.up_mbps, island.down_mbps)
         options.append(Option(island.id, count, island.price_uusd_per_gpu_hour, replica, island.free_until_min))
     options.sort(key=lambda option: (-option.worth, option.island_id))
     return options, "memory" if too_small else "no_island"

@@ -31,6 +31,8 @@ class Island:
     down_mbps: float | None = None
     free_until_min: int | None = None
     min_lease_min: int = 1
+    # What its GPUs reach of their type's speed: learned, or known to be far below (simulated GPUs are CPU threads).
+    relative_speed: float = 1.0
 
 
 @dataclass(frozen=True)

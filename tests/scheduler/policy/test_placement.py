@@ -40,6 +40,11 @@ def test_a_job_takes_the_island_with_most_tokens_per_dollar_first() -> None:
     assert first.until_min <= NOW + 30
 
 
+def test_an_island_known_to_be_slow_is_worth_less_than_its_sheet_says() -> None:
+    first = placed(decide(market(DEAR, replace(CHEAP, relative_speed=0.01))))[0]
+    assert first.island_id == DEAR.id
+
+
 def test_an_island_that_cannot_hold_the_model_is_not_taken() -> None:
     (wait,) = decide(market(SMALL))
     assert isinstance(wait, Wait)
