@@ -89,6 +89,18 @@ class Gone(Problem):
     default_code = "gone"
 
 
+class TooLarge(Problem):
+    status = 413
+    default_code = "too_large"
+
+
+class ProtocolTooOld(Problem):
+    """The agent speaks a version we no longer do: it must be updated before anything else can help."""
+
+    status = 426
+    default_code = "protocol_too_old"
+
+
 class TooMany(Problem):
     status = 429
     default_code = "too_many_requests"
