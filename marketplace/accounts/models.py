@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from django.contrib.auth.models import AbstractUser, BaseUserManager
 from django.db import models
+from django.db.models import Q
 
 from marketplace.core.ids import LENGTH, new_id
 
@@ -20,6 +21,10 @@ def organisation_id() -> str:
 
 def api_key_id() -> str:
     return new_id("key")
+
+
+def invitation_id() -> str:
+    return new_id("inv")
 
 
 class UserManager(BaseUserManager["User"]):
@@ -74,6 +79,33 @@ class Membership(models.Model):
 
     def __str__(self) -> str:
         return f"{self.user} in {self.organisation} as {self.role}"
+
+
+class Invitation(models.Model):
+    """Asks the owner of one address to join, once, within the week."""
+
+    id = models.CharField(primary_key=True, max_length=LENGTH, default=invitation_id, editable=False)
+    organisation = models.ForeignKey(Organisation, on_delete=models.CASCADE, related_name="invitations")
+    email = models.EmailField()
+    role = models.CharField(max_length=10, choices=Role.choices)
+    secret_hash = models.CharField(max_length=64, unique=True)
+    invited_by = models.CharField(max_length=200)  # the actor's name
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    accepted_at = models.DateTimeField(null=True)
+    revoked_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["organisation", "email"],
+                condition=Q(accepted_at=None, revoked_at=None),
+                name="one_open_invitation_an_address",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.email} to {self.organisation_id} as {self.role}"
 
 
 class ApiKey(models.Model):

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from django.db.models import QuerySet
 
-from marketplace.accounts.models import ApiKey, Membership, Organisation, User
+from marketplace.accounts.models import ApiKey, Invitation, Membership, Organisation, User
 from marketplace.core.ids import hash_secret
 
 
@@ -17,6 +17,10 @@ def memberships_of(user: User) -> list[Membership]:
 
 def members_of(organisation: Organisation) -> QuerySet[Membership]:
     return organisation.memberships.select_related("user").order_by("created_at", "id")
+
+
+def open_invitations_of(organisation: Organisation, now: datetime) -> QuerySet[Invitation]:
+    return organisation.invitations.filter(accepted_at=None, revoked_at=None, expires_at__gt=now).order_by("created_at")
 
 
 def keys_of(organisation: Organisation) -> QuerySet[ApiKey]:
