@@ -16,11 +16,14 @@ AssignmentsFor = Callable[[Island, datetime], list[Assignment]]
 BeatSink = Callable[[Agent, datetime], None]
 UsageSink = Callable[[Agent, Sequence[UsageRecord], datetime], None]
 ProcessSink = Callable[[Agent, Sequence[ProcessReport], datetime], None]
+# What holds GPUs of the island now or later, each in words ("lease lse_01..."): it cannot be retired under them.
+HoldersOf = Callable[[Island, datetime], list[str]]
 
 _assignments: list[AssignmentsFor] = []
 _beats: list[BeatSink] = []
 _usage: list[UsageSink] = []
 _processes: list[ProcessSink] = []
+_holders: list[HoldersOf] = []
 
 
 def register(
@@ -29,6 +32,7 @@ def register(
     beat: BeatSink | None = None,
     usage: UsageSink | None = None,
     processes: ProcessSink | None = None,
+    holders: HoldersOf | None = None,
 ) -> None:
     """Add to what a sync does. A beat is observed first, then usage, then processes, then the assignments are read."""
     if assignments is not None and assignments not in _assignments:
@@ -39,6 +43,8 @@ def register(
         _usage.append(usage)
     if processes is not None and processes not in _processes:
         _processes.append(processes)
+    if holders is not None and holders not in _holders:
+        _holders.append(holders)
 
 
 def observe_beat(agent: Agent, now: datetime) -> None:
@@ -60,3 +66,7 @@ def assignments_for(island: Island, now: datetime) -> list[Assignment]:
     """All the island is to do now, ordered by id."""
     found = [assignment for source in _assignments for assignment in source(island, now)]
     return sorted(found, key=lambda assignment: assignment.id)
+
+
+def holders_of(island: Island, now: datetime) -> list[str]:
+    return [words for source in _holders for words in source(island, now)]

@@ -176,6 +176,8 @@ class Agent(models.Model):
     revoked_at = models.DateTimeField(null=True)
     revoked_why = models.CharField(max_length=200, blank=True)
     facts = models.JSONField(default=empty_facts)  # protocol.HostFacts as last reported
+    # Why what it reports is not what was registered; "" when it is. Such an island takes no new work.
+    misfit = models.CharField(max_length=300, blank=True)
     version = models.CharField(max_length=40, blank=True)
     boot_id = models.CharField(max_length=80, blank=True)
     beat = models.BigIntegerField(default=0)
