@@ -13,5 +13,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("accounts/", include("allauth.account.urls")),
     path("", include("marketplace.accounts.urls")),
     path("", include("marketplace.catalog.urls")),
+    path("", include("marketplace.fleet.urls")),
     path("api/v1/schema", SpectacularAPIView.as_view(), name="api-schema"),
 ]
