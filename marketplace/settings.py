@@ -124,6 +124,7 @@ TEMPLATES = [
         "DIRS": [BASE_DIR / "templates"],
         "APP_DIRS": True,
         "OPTIONS": {
+            "builtins": ["marketplace.core.templatetags.words"],
             "context_processors": [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
@@ -284,6 +285,9 @@ STRIPE_SECRET_KEY = env_text("STRIPE_SECRET_KEY", "sk_test_embedded" if EMBEDDED
 STRIPE_WEBHOOK_SECRETS = _list(env_text("STRIPE_WEBHOOK_SECRETS", "whsec_embedded" if EMBEDDED else None))
 # Where the browser goes to pay; it may leave our own pages for no other place.
 STRIPE_CHECKOUT_ORIGIN = env_text("STRIPE_CHECKOUT_ORIGIN", STRIPE_API_BASE or "https://checkout.stripe.com")
+
+# Our part of what a seller earns, in hundredths of a percent; a lease keeps the one it was rented at.
+MARKET_FEE_BPS = env_int("MARKET_FEE_BPS", 500)
 
 # ---------------------------------------------------------------------------------------------------------- artifacts
 

@@ -5,3 +5,14 @@ class TradingConfig(AppConfig):
     name = "marketplace.trading"
     label = "trading"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from marketplace.fleet import hooks
+        from marketplace.trading.services import serving
+
+        hooks.register(
+            assignments=serving.reservations,
+            beat=serving.observe_island_beat,
+            usage=serving.take_island_usage,
+            holders=serving.holders,
+        )

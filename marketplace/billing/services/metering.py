@@ -25,7 +25,7 @@ from marketplace.core.money import charge_uusd, fee_uusd
 COVERAGE_GAP_MS = 90_000
 # One revenue row would be the queue of every capture.
 FEE_SHARDS = 16
-# What is agreed when a meter is opened, and never changes.
+# What is agreed when a meter is opened. Its end alone may move, and only to later (`extend_meter`).
 TERMS = (
     "buyer_id",
     "seller_id",
@@ -75,6 +75,27 @@ def open_meter(
     if held.available_uusd < charge_uusd(rate_uusd_per_gpu_hour, window_gpu_ms(meter)):
         raise InsufficientFunds("the escrow does not hold the cost of the whole window")
     meter.save(force_insert=True)
+    return meter
+
+
+@transaction.atomic
+def extend_meter(ref: str, end_at: datetime) -> Meter:
+    """Meter until `end_at` at the same terms; the escrow must already hold what the longer window can still cost.
+
+    The end it has already is no error, so that a repeated call is harmless; an earlier one is: what was sold is not
+    taken back here, a lease that ends early leaves its window as it is and is closed."""
+    meter = _locked(ref)
+    if end_at == meter.end_at:
+        return meter
+    if end_at < meter.end_at:
+        raise InvalidInput.at("end_at", "a meter's window is never cut short")
+    if meter.state != MeterState.OPEN:
+        raise Conflict("this lease is no longer metered", code="meter_closed")
+    meter.end_at = end_at
+    (held,) = lock(meter.escrow)
+    if held.available_uusd < charge_uusd(meter.rate_uusd_per_gpu_hour, window_gpu_ms(meter)) - meter.charged_uusd:
+        raise InsufficientFunds("the escrow does not hold the cost of the longer window")
+    meter.save(update_fields=["end_at"])
     return meter
 
 

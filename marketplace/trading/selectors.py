@@ -1,0 +1,196 @@
+"""What is read of the market: what is free, what an organisation holds, what is on offer.
+
+Invariant: what is called free here is what `rent` would find free under its locks at the same moment: slots that
+nobody holds in any minute of the window. A lease is reached through its buyer, so another's looks like none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import F, Q, QuerySet
+
+from marketplace.accounts.models import Organisation
+from marketplace.billing.models import Meter
+from marketplace.core.clock import minute_of
+from marketplace.core.errors import NotFound
+from marketplace.fleet.models import Island, IslandState
+from marketplace.trading.models import Allocation, Contract, Lease, LeaseState, Position, Sku
+from marketplace.trading.positions import Busy, Step, earliest, free_slots, free_until, next_start, spread
+from marketplace.trading.windows import may_extend, offered_until_min
+
+LIVE = (LeaseState.PENDING, LeaseState.ACTIVE)
+SORTS = {
+    "price": ("price_uusd_per_gpu_hour", "id"),
+    "-gpus": ("-gpu_count", "id"),
+    "-seen": ("-state_since", "id"),
+}
+
+
+@dataclass(frozen=True)
+class Free:
+    """What nobody holds from a minute on: `gpus` of an island, all of them until `until_min` (None: no end stated)."""
+
+    gpus: int
+    until_min: int | None
+
+
+def free_gpus(island: Island, start_min: int, end_min: int) -> int:
+    """GPUs of the island that nobody holds in any minute of the window."""
+    busy = held_slots([island], start_min)[island.pk]
+    return len(free_slots(island.lots, busy, start_min, end_min)) * island.gpus_per_lot
+
+
+def free_until_min(island: Island, gpus: int, from_min: int) -> int | None:
+    """Until when `gpus` GPUs could be had from `from_min` on, and no longer than the island is offered.
+
+    `from_min` itself where they cannot be had at all; None: no end stated."""
+    lots = -(-gpus // island.gpus_per_lot)
+    ends = free_until(island.lots, held_slots([island], from_min)[island.pk], from_min)
+    if lots < 1 or len(ends) < lots:
+        return from_min
+    # Longest first; slots without an end are the longest.
+    longest = sorted(ends, key=lambda end: (end is not None, -(end or 0)))[:lots]
+    until_min = earliest([longest[-1], offered_until_min(island)])
+    return None if until_min is None else max(until_min, from_min)
+
+
+def free_now(islands: Sequence[Island], from_min: int) -> dict[str, Free]:
+    """For many islands at once, by id: the GPUs free in the minute `from_min`, and how long all of them stay so."""
+    held = held_slots(islands, from_min)
+    found = {}
+    for island in islands:
+        ends = free_until(island.lots, held[island.pk], from_min)
+        closes_min = offered_until_min(island)
+        open_now = minute_of(island.available_from) <= from_min and (closes_min is None or closes_min > from_min)
+        gpus = len(ends) * island.gpus_per_lot if open_now else 0
+        found[island.pk] = Free(gpus, earliest([*ends, closes_min]) if gpus else from_min)
+    return found
+
+
+def extendable_until_min(lease: Lease) -> int | None:
+    """How far the lease could be extended: until another holds one of its slots, or the island is no longer offered.
+
+    Its own end where it cannot be; None: no end stated."""
+    return extendable_until([lease])[lease.pk]
+
+
+def extendable_until(leases: Sequence[Lease]) -> dict[str, int | None]:
+    """The same for many leases, by id, in three queries. Give them with `island` and `sku` selected."""
+    if not leases:
+        return {}
+    islands = {lease.island_id: lease.island for lease in leases}
+    held = held_slots(list(islands.values()), min(lease.end_min for lease in leases))
+    slots: dict[str, list[int]] = {}
+    for lease_id, slot in Allocation.objects.filter(lease__in=leases).values_list("lease_id", "slot"):
+        slots.setdefault(lease_id, []).append(slot)
+    found: dict[str, int | None] = {}
+    for lease in leases:
+        island = islands[lease.island_id]
+        if lease.state not in LIVE or not may_extend(lease, island):
+            found[lease.pk] = lease.end_min
+            continue
+        ends = [next_start(slot, held[island.pk], lease.end_min) for slot in slots.get(lease.pk, [])]
+        until_min = earliest([*ends, offered_until_min(island)])
+        found[lease.pk] = None if until_min is None else max(until_min, lease.end_min)
+    return found
+
+
+def held_slots(islands: Sequence[Island], from_min: int) -> dict[str, list[Busy]]:
+    """What is held of each island from `from_min` on. Slots are numbered by the island's shape as it is now: a lease
+    of an earlier shape holds all of it, since nobody can say which of today's slots it sits on."""
+    by_id = {island.pk: island for island in islands}
+    skus = Sku.objects.filter(island__in=list(by_id), retired_at=None)
+    current = {sku.island_id: sku.pk for sku in skus if has_shape(sku, by_id[sku.island_id])}
+    held: dict[str, list[Busy]] = {island_id: [] for island_id in by_id}
+    # One given back before it began holds nothing.
+    rows = Allocation.objects.filter(island__in=list(by_id), end_min__gt=from_min).exclude(end_min=F("start_min"))
+    for island_id, slot, start_min, end_min, sku_id in rows.values_list(
+        "island_id", "slot", "start_min", "end_min", "lease__sku_id"
+    ):
+        if sku_id == current.get(island_id):
+            held[island_id].append(Busy(slot, start_min, end_min))
+        else:
+            held[island_id] += spread(by_id[island_id].lots, start_min, end_min)
+    return held
+
+
+def has_shape(sku: Sku, island: Island) -> bool:
+    """Whether the SKU is the island as it is now."""
+    now = (island.organisation_id, island.gpu_id, island.gpus_per_lot, island.lots)
+    return (sku.originator_id, sku.gpu_id, sku.gpus_per_lot, sku.lots) == now
+
+
+def steps_of(sku: Sku, start_min: int, end_min: int) -> list[Step]:
+    """The originator's side of the SKU's positions in the window: what was sold of it, as negative lots."""
+    rows = Position.objects.filter(sku=sku, originated=True, start_min__lt=end_min, end_min__gt=start_min)
+    return [Step(*row) for row in rows.values_list("start_min", "end_min", "delta_lots")]
+
+
+def leases_of(organisation: Organisation) -> QuerySet[Lease]:
+    """Newest first."""
+    return (
+        Lease.objects.filter(organisation=organisation)
+        .select_related("island__site", "sku__gpu", "seller")
+        .order_by("-created_at", "-id")
+    )
+
+
+def lease_for(organisation: Organisation, lease_id: str) -> Lease:
+    lease = leases_of(organisation).filter(pk=lease_id).first()
+    if lease is None:
+        raise NotFound("there is no such lease")
+    return lease
+
+
+def held_by(island: Island) -> QuerySet[Lease]:
+    """The leases that hold GPUs of the island now or later, by their start."""
+    return Lease.objects.filter(island=island, state__in=LIVE).order_by("start_min", "id")
+
+
+def contracts_of(lease: Lease) -> QuerySet[Contract]:
+    """The receipts of a lease, oldest first."""
+    return Contract.objects.filter(lease=lease).order_by("created_at", "id")
+
+
+def meters_of(leases: Iterable[Lease]) -> dict[str, Meter]:
+    """The meters of the leases with the escrow each is paid from, by the lease's id."""
+    return Meter.objects.select_related("escrow").in_bulk([lease.pk for lease in leases])
+
+
+@dataclass(frozen=True)
+class IslandFilter:
+    gpu: str | None = None  # a canonical id, or a family
+    country: str | None = None
+    min_gpus: int | None = None
+    max_price_uusd_per_gpu_hour: int | None = None
+    preemptible: bool | None = None
+    simulated: bool | None = None
+    online: bool | None = None
+    sort: str = "price"
+
+
+def islands_on_offer(now: datetime, wanted: IslandFilter | None = None) -> QuerySet[Island]:
+    """Islands whose owners take leases, now or later."""
+    wanted = wanted or IslandFilter()
+    found = Island.objects.filter(Q(available_until=None) | Q(available_until__gt=now), listed=True).exclude(
+        state=IslandState.RETIRED
+    )
+    if wanted.gpu is not None:
+        found = found.filter(Q(gpu=wanted.gpu) | Q(gpu__family=wanted.gpu))
+    if wanted.country is not None:
+        found = found.filter(site__country=wanted.country.upper())
+    if wanted.min_gpus is not None:
+        found = found.filter(gpu_count__gte=wanted.min_gpus)
+    if wanted.max_price_uusd_per_gpu_hour is not None:
+        found = found.filter(price_uusd_per_gpu_hour__lte=wanted.max_price_uusd_per_gpu_hour)
+    if wanted.preemptible is not None:
+        found = found.filter(preemptible=wanted.preemptible)
+    if wanted.simulated is not None:
+        found = found.filter(simulated=wanted.simulated)
+    if wanted.online is not None:
+        online = Q(state=IslandState.ONLINE)
+        found = found.filter(online if wanted.online else ~online)
+    return found.select_related("gpu", "site").order_by(*SORTS[wanted.sort])

@@ -1,0 +1,93 @@
+"""What every trade is made of: a contract with its two positions, slots, and the money held for them.
+
+Invariant: a contract and its positions are written together and sum to zero; what is held for a lease is held in the
+escrow of its own name and comes from one place, where the rest goes back to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+
+from django.db import IntegrityError, transaction
+
+from marketplace.billing.models import LedgerAccount
+from marketplace.billing.services.holds import cash, escrow, hold, hold_from
+from marketplace.core.errors import Conflict, InsufficientFunds
+from marketplace.core.money import format_usd
+from marketplace.trading.models import Allocation, Contract, ContractKind, Lease, Position
+from marketplace.trading.windows import NOT_AVAILABLE
+
+SLOT_WALL = "no_slot_is_held_twice"
+
+
+def write_contract(lease: Lease, kind: ContractKind, start_min: int, end_min: int, now: datetime) -> Contract:
+    """Minutes of the lease's lots from the seller to the buyer, or, given back, the other way."""
+    contract = Contract.objects.create(
+        kind=kind,
+        sku=lease.sku,
+        lease=lease,
+        lots=lease.lots,
+        start_min=start_min,
+        end_min=end_min,
+        price_uusd_per_gpu_hour=lease.price_uusd_per_gpu_hour,
+        created_at=now,
+    )
+    bought = -lease.lots if kind == ContractKind.RELEASE else lease.lots
+    sides = ((lease.organisation, bought, False), (lease.seller, -bought, True))
+    Position.objects.bulk_create(
+        Position(
+            contract=contract,
+            organisation=organisation,
+            sku=lease.sku,
+            start_min=start_min,
+            end_min=end_min,
+            delta_lots=delta_lots,
+            originated=originated,
+        )
+        for organisation, delta_lots, originated in sides
+    )
+    return contract
+
+
+def hold_slots(lease: Lease, slots: Sequence[int]) -> None:
+    """Put the new lease on its slots. The database refuses one that is held, whoever forgot to lock."""
+    rows = [
+        Allocation(lease=lease, island_id=lease.island_id, slot=slot, start_min=lease.start_min, end_min=lease.end_min)
+        for slot in sorted(slots)
+    ]
+    with _walled(), transaction.atomic():
+        Allocation.objects.bulk_create(rows)
+
+
+def stretch_slots(lease: Lease, end_min: int) -> None:
+    with _walled(), transaction.atomic():
+        lease.allocations.update(end_min=end_min)
+
+
+def source_of(lease: Lease) -> LedgerAccount:
+    """Where the money of the lease comes from, and where the rest goes back to."""
+    return escrow(lease.job_ref, lease.organisation) if lease.job_ref else cash(lease.organisation)
+
+
+def pay(lease: Lease, amount_uusd: int, *, tranche: int) -> LedgerAccount:
+    """Hold the cost of a contract in the lease's escrow; each contract of a lease is another tranche."""
+    try:
+        if lease.job_ref:
+            return hold_from(lease.pk, lease.job_ref, lease.organisation, amount_uusd, tranche)
+        return hold(lease.pk, lease.organisation, amount_uusd, tranche)
+    except InsufficientFunds as error:
+        have, whose = format_usd(source_of(lease).available_uusd), "of the job's budget" if lease.job_ref else "cash"
+        raise InsufficientFunds(f"this holds {format_usd(amount_uusd)}, and {have} {whose} is free") from error
+
+
+@contextmanager
+def _walled() -> Iterator[None]:
+    """The second wall's refusal as the answer the first one gives."""
+    try:
+        yield
+    except IntegrityError as error:
+        if getattr(getattr(error.__cause__, "diag", None), "constraint_name", None) != SLOT_WALL:
+            raise
+        raise Conflict.at("gpus", "these GPUs were taken a moment ago", code=NOT_AVAILABLE) from error
