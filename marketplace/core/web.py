@@ -1,0 +1,46 @@
+"""A Problem raised in a page's view becomes a page, with the status it would have over REST.
+
+Invariant: only pages pass here: DRF and the agents' views answer their own Problems before this sees them. A form that
+is refused is the view's own affair: it comes back with what was typed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import quote
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render, resolve_url
+
+from marketplace.core.errors import Problem
+
+TITLES = {
+    402: "There is not enough money",
+    403: "Not allowed",
+    404: "Not found",
+    409: "That no longer fits",
+    410: "That is over",
+    422: "Something is not right",
+    429: "Too many requests",
+    503: "Busy just now",
+}
+
+
+class ProblemPages:
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return self.get_response(request)
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
+        if not isinstance(error, Problem):
+            return None
+        if error.status == 401:
+            return redirect(f"{resolve_url(settings.LOGIN_URL)}?next={quote(request.get_full_path())}")
+        context = {"problem": error, "title": TITLES.get(error.status, "That did not work")}
+        response = render(request, "problem.html", context, status=error.status)
+        if error.retry_after_s is not None:
+            response["Retry-After"] = str(error.retry_after_s)
+        return response

@@ -1,0 +1,49 @@
+"""A refusal in a page is a page, with its words and its status."""
+
+from __future__ import annotations
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, override_settings
+from django.urls import include, path
+
+from marketplace.core.errors import Busy, NotFound, Unauthorised
+
+pytestmark = pytest.mark.django_db
+
+
+def missing(request: HttpRequest) -> HttpResponse:
+    raise NotFound("there is no such lease")
+
+
+def busy(request: HttpRequest) -> HttpResponse:
+    raise Busy("the book is being cleared", retry_after_s=2)
+
+
+def signed_out(request: HttpRequest) -> HttpResponse:
+    raise Unauthorised("sign in")
+
+
+urlpatterns = [
+    path("missing", missing),
+    path("busy", busy),
+    path("signed-out", signed_out),
+    path("", include("marketplace.urls")),
+]
+
+
+@override_settings(ROOT_URLCONF=__name__)
+def test_a_problem_is_a_page_with_its_status_and_its_words(client: Client) -> None:
+    page = client.get("/missing")
+    assert page.status_code == 404
+    assert "There is no such lease." in page.content.decode()
+
+
+@override_settings(ROOT_URLCONF=__name__)
+def test_a_busy_page_says_when_to_come_back(client: Client) -> None:
+    assert client.get("/busy")["Retry-After"] == "2"
+
+
+@override_settings(ROOT_URLCONF=__name__)
+def test_who_is_signed_out_is_taken_to_sign_in_and_back(client: Client) -> None:
+    assert client.get("/signed-out?x=1")["Location"] == "/accounts/login/?next=/signed-out%3Fx%3D1"
