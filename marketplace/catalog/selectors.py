@@ -85,6 +85,11 @@ def gpus() -> QuerySet[GpuModel]:
     ).order_by("vendor", "family", "id")
 
 
+def families() -> list[str]:
+    """The names people know GPUs by, for the filter's suggestions."""
+    return list(GpuModel.objects.order_by("family").values_list("family", flat=True).distinct())
+
+
 def is_fresh(offer: Offer, now: datetime) -> bool:
     return offer.stale_since is None and now - offer.observed_at <= timedelta(seconds=offer.channel.freshness_s)
 

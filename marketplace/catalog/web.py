@@ -15,14 +15,22 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from marketplace.catalog import selectors
+from marketplace.catalog.strip import strip_of
 from marketplace.core.clock import database_now
 from marketplace.core.money import format_usd
 
+# More prices than this in one picture are a smear.
+PRICES_MAX = 2_000
 SPOT = {"": None, "yes": True, "no": False}
 
 
 class MarketForm(forms.Form):
-    gpu = forms.CharField(required=False, max_length=40, label="GPU")
+    gpu = forms.CharField(
+        required=False,
+        max_length=40,
+        label="GPU",
+        widget=forms.TextInput(attrs={"list": "gpu-names", "placeholder": "any, e.g. H100"}),
+    )
     min_vram_gib = forms.IntegerField(required=False, min_value=0, max_value=100_000, label="VRAM at least, GiB")
     spot = forms.ChoiceField(required=False, choices=[("", "Any"), ("no", "On demand"), ("yes", "Spot")])
     sort = forms.ChoiceField(
@@ -37,6 +45,18 @@ class MarketForm(forms.Form):
             spot=SPOT[asked["spot"]],
             sort=asked["sort"] or "price",
         )
+
+    def hides(self) -> str:
+        """What these filters leave out, in words."""
+        asked = self.cleaned_data
+        words = []
+        if asked["gpu"]:
+            words.append(f"GPUs other than {asked['gpu']}")
+        if asked["min_vram_gib"] is not None:
+            words.append(f"less than {asked['min_vram_gib']} GiB, and VRAM not stated")
+        if asked["spot"]:
+            words.append("spot" if asked["spot"] == "no" else "on demand and reserved")
+        return "; ".join(words)
 
 
 @require_safe
@@ -54,8 +74,22 @@ def market(request: HttpRequest) -> HttpResponse:
         }
         for offer in page
     ]
+    strip = None
+    if form.is_valid() and form.cleaned_data["gpu"]:
+        prices = found.order_by().values_list("price_uusd_per_gpu_hour", flat=True)[:PRICES_MAX]
+        strip = strip_of([price for price in prices if price is not None])
     query = request.GET.copy()
     query.pop("page", None)
     return render(
-        request, "catalog/offers.html", {"form": form, "page": page, "rows": rows, "query": query.urlencode()}
+        request,
+        "catalog/offers.html",
+        {
+            "form": form,
+            "page": page,
+            "rows": rows,
+            "query": query.urlencode(),
+            "strip": strip,
+            "gpu_names": selectors.families(),
+            "hidden_by": form.hides() if form.is_valid() else "",
+        },
     )

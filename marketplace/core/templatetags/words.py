@@ -44,6 +44,12 @@ def usd(amount_uusd: int | None, digits: int = 2) -> str | SafeString:
 
 
 @register.filter
+def usd_text(amount_uusd: int | None) -> str:
+    """The same where no markup may stand, as in an attribute."""
+    return NOT_STATED if amount_uusd is None else format_usd(amount_uusd, 2)
+
+
+@register.filter
 def price(uusd_per_gpu_hour: int | None) -> str | SafeString:
     """ "$2.15 /GPU-h"."""
     if uusd_per_gpu_hour is None:
