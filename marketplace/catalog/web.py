@@ -17,7 +17,6 @@ from django.views.decorators.http import require_safe
 from marketplace.catalog import selectors
 from marketplace.catalog.strip import strip_of
 from marketplace.core.clock import database_now
-from marketplace.core.money import format_usd
 
 # More prices than this in one picture are a smear.
 PRICES_MAX = 2_000
@@ -66,14 +65,7 @@ def market(request: HttpRequest) -> HttpResponse:
     found = selectors.offers(form.wanted()) if form.is_valid() else selectors.offers(selectors.OfferFilter()).none()
     page = Paginator(found, settings.PAGE_LIMIT // 2).get_page(request.GET.get("page"))
     now = database_now()
-    rows: list[dict[str, Any]] = [
-        {
-            "offer": offer,
-            "price": None if offer.price_uusd_per_gpu_hour is None else format_usd(offer.price_uusd_per_gpu_hour, 3),
-            "freshness": selectors.freshness(offer, now),
-        }
-        for offer in page
-    ]
+    rows: list[dict[str, Any]] = [{"offer": offer, "freshness": selectors.freshness(offer, now)} for offer in page]
     strip = None
     if form.is_valid() and form.cleaned_data["gpu"]:
         prices = found.order_by().values_list("price_uusd_per_gpu_hour", flat=True)[:PRICES_MAX]
