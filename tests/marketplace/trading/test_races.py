@@ -1,0 +1,104 @@
+"""Buyers at once, in real transactions: the last GPU is sold once, and nobody else is out of any money."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import connection, transaction
+
+from marketplace.accounts.models import Organisation
+from marketplace.billing.models import AccountKind, LedgerAccount, Meter
+from marketplace.core.errors import Busy, Conflict, Problem
+from marketplace.fleet.models import Island
+from marketplace.trading.models import Allocation, Contract, Lease, LeasePurpose
+from marketplace.trading.services import end_lease
+from marketplace.trading.services.renting import Wish, _rent
+from tests.marketplace.trading.market import GPU_MINUTE, USD, at, cash_uusd, funded, leased, make_island
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def rent_once(buyer: Organisation, island: Island, *, locked: bool) -> Lease | Problem:
+    wish = Wish(island.pk, 1, at(60))
+    try:
+        return _rent(buyer, wish, purpose=LeasePurpose.RESERVE, job_ref="", by="test", now=at(0), locked=locked)
+    except Problem as problem:
+        return problem
+    finally:
+        connection.close()
+
+
+def rent_as_a_person_would(buyer: Organisation, island: Island) -> Lease | Problem:
+    """Told to try again, tries again."""
+    while isinstance(outcome := rent_once(buyer, island, locked=True), Busy):
+        continue
+    return outcome
+
+
+def at_once(act: Callable[[Organisation], Lease | Problem], buyers: list[Organisation]) -> list[Lease | Problem]:
+    gate = threading.Barrier(len(buyers))
+
+    def run(buyer: Organisation) -> Lease | Problem:
+        gate.wait(timeout=60)
+        return act(buyer)
+
+    with ThreadPoolExecutor(len(buyers)) as pool:
+        return list(pool.map(run, buyers))
+
+
+def one_won(buyers: list[Organisation], outcomes: list[Lease | Problem]) -> list[Problem]:
+    """The refusals, after the proof that one was sold and the others are as they were."""
+    (won,) = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
+    for buyer in buyers:
+        assert cash_uusd(buyer) == 1_000 * USD - (60 * GPU_MINUTE if buyer == won.organisation else 0)
+    held = [row for row in LedgerAccount.objects.filter(kind=AccountKind.ESCROW) if row.balance_uusd]
+    assert {(row.ref, row.organisation_id) for row in held} == {(won.pk, won.organisation_id)}
+    assert [Lease.objects.get().pk, Meter.objects.get().pk, Allocation.objects.get().lease_id] == [won.pk] * 3
+    assert Contract.objects.count() == 1
+    refused = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
+    assert {(type(problem), problem.code) for problem in refused} <= {(Conflict, "not_available")}
+    return refused
+
+
+def test_fifty_buyers_of_the_last_gpu_and_one_wins() -> None:
+    island = make_island(gpu_count=1)
+    buyers = [funded(f"buyer {number}") for number in range(50)]
+    outcomes = at_once(lambda buyer: rent_as_a_person_would(buyer, island), buyers)
+    assert len(one_won(buyers, outcomes)) == 49
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_the_constraint_refuses_what_the_locks_let_through(locked: bool) -> None:
+    """Every buyer reads the GPU as free, then all write: the door to the slots is held shut until they stand at it.
+
+    With the locks, one stands there and the others wait for the island's row; without, all do and the exclusion
+    constraint is what lets one through."""
+    island = make_island(gpu_count=1)
+    # The SKU is there already, so that its making does not serialise the buyers.
+    cancelled = leased(funded("first"), island, start=100, end=101)
+    end_lease(cancelled.pk, reason="cancelled", by="test", now=at(0))
+    buyers = [funded(f"buyer {number}") for number in range(4)]
+    with ThreadPoolExecutor(len(buyers)) as pool:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("LOCK TABLE trading_allocation IN SHARE MODE")
+            pending = [pool.submit(rent_once, buyer, island, locked=locked) for buyer in buyers]
+            waiting = {True: 1, False: len(buyers)}[locked]
+            standing = 0
+            while standing < waiting:
+                cursor.execute(
+                    "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'trading_allocation'::regclass"
+                )
+                (standing,) = cursor.fetchone()
+            assert standing == waiting
+        outcomes = [future.result(timeout=60) for future in pending]
+    rented = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
+    refused = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
+    assert len(rented) == 1
+    assert {problem.code for problem in refused} == {"not_available"}
+    by_the_wall = [problem for problem in refused if "taken a moment ago" in problem.fields[0].message]
+    assert len(by_the_wall) == (0 if locked else len(buyers) - 1)
+    for buyer in buyers:
+        assert cash_uusd(buyer) == 1_000 * USD - (60 * GPU_MINUTE if buyer == rented[0].organisation else 0)
