@@ -22,6 +22,7 @@ CHORES = "chores"
 QUEUES = (SCHEDULING, MONEY, CHORES)
 
 PULSE_S = 2.0
+PAYMENTS_S = 5.0
 FEEDS_S = 300.0  # brokers' offers are fresh for ten minutes
 
 
@@ -49,6 +50,7 @@ app.conf.update(
     task_routes={"scheduler.tasks.*": {"queue": SCHEDULING}, "marketplace.billing.tasks.*": {"queue": MONEY}},
     beat_schedule={
         "pulse": _beat("marketplace.pulse", PULSE_S, SCHEDULING),
+        "drain-inbox": _beat("marketplace.billing.tasks.drain_inbox", PAYMENTS_S, MONEY),
         "refresh-feeds": _beat("marketplace.catalog.tasks.refresh_feeds", FEEDS_S, CHORES),
     },
 )

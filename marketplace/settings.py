@@ -362,5 +362,5 @@ LOGGING = {
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": env_text("LOG_LEVEL", "INFO")},
     # One line a request of ours to others is noise; their failures are raised, not logged.
-    "loggers": {"httpx": {"level": "WARNING"}, "botocore": {"level": "WARNING"}},
+    "loggers": {name: {"level": "WARNING"} for name in ("httpx", "botocore", "stripe")},
 }

@@ -23,6 +23,12 @@ def no_wake_ups(settings: Settings) -> None:
     settings.WAKE_UPS = False
 
 
+@pytest.fixture(autouse=True)
+def no_payment_provider(settings: Settings) -> None:
+    """Nobody listens there: a test that pays starts a stand-in, and none ever reaches the provider itself."""
+    settings.STRIPE_API_BASE = "http://127.0.0.1:1"
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[TestPostgres | None]:
     """The database server of this test process; None when DATABASE_URL names one."""

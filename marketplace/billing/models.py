@@ -1,4 +1,4 @@
-"""The ledger's rows: accounts, transfers, and the meters that turn GPU time into transfers.
+"""The ledger's rows: accounts, transfers, the meters that turn GPU time into transfers, and payments on their way in.
 
 Invariant: a transfer is never changed, and a balance changes only with the transfer that explains it. Both are kept by
 the database (migration 0002): the function `ledger_post` is the one writer, triggers refuse everyone else.
@@ -14,8 +14,17 @@ from django.db.models.functions import Mod
 from django.db.models.lookups import Exact
 
 from marketplace.accounts.models import Organisation
-from marketplace.core.ids import LENGTH
-from marketplace.core.money import PRICE_STEP_UUSD_PER_GPU_HOUR
+from marketplace.core.ids import LENGTH, new_id
+from marketplace.core.money import PRICE_STEP_UUSD_PER_GPU_HOUR, UUSD_PER_CENT, UUSD_PER_USD
+from marketplace.core.statemachine import Machine
+
+# Below, the card's fixed fee is most of it; above, a bank transfer is cheaper for both.
+TOP_UP_LEAST_UUSD = 5 * UUSD_PER_USD
+TOP_UP_MOST_UUSD = 50_000 * UUSD_PER_USD
+
+
+def top_up_id() -> str:
+    return new_id("top")
 
 
 class AccountKind(models.TextChoices):
@@ -233,3 +242,90 @@ class MeterCounter(models.Model):
 
     def __str__(self) -> str:
         return f"{self.meter_id} epoch {self.epoch}"
+
+
+class TopUpState(models.TextChoices):
+    CREATED = "created", "Opening the payment page"
+    PENDING = "pending", "Waiting for the payment"
+    PAID = "paid", "Paid"
+    FAILED = "failed", "Failed"
+    EXPIRED = "expired", "Expired unpaid"
+
+
+# Money that came is always taken: no state but `paid` is closed to it.
+TOP_UP_MACHINE = Machine(
+    "top-up",
+    {
+        TopUpState.CREATED: {TopUpState.PENDING, TopUpState.PAID, TopUpState.FAILED, TopUpState.EXPIRED},
+        TopUpState.PENDING: {TopUpState.PAID, TopUpState.FAILED, TopUpState.EXPIRED},
+        TopUpState.FAILED: {TopUpState.PAID},
+        TopUpState.EXPIRED: {TopUpState.PAID},
+        TopUpState.PAID: set(),
+    },
+)
+
+
+class TopUp(models.Model):
+    """Money that somebody wants to pay in. Its id names the payment to the provider, so it is opened once."""
+
+    id = models.CharField(primary_key=True, max_length=LENGTH, default=top_up_id, editable=False)
+    organisation = models.ForeignKey(Organisation, on_delete=models.PROTECT, related_name="top_ups")
+    amount_uusd = models.BigIntegerField()
+    state = models.CharField(max_length=8, choices=TopUpState.choices, default=TopUpState.CREATED)
+    checkout_id = models.CharField(max_length=255, null=True, unique=True)  # noqa: DJ001 - unique once it is known
+    payment_ref = models.CharField(max_length=255, null=True, unique=True)  # noqa: DJ001 - of what was paid; as above
+    pay_url = models.TextField(default="")
+    problem = models.CharField(max_length=200, default="")  # why it is not paid, in words for the customer
+    created_by = models.CharField(max_length=200)  # the actor's name
+    created_at = models.DateTimeField()
+    checked_at = models.DateTimeField()  # when the provider was last asked
+    settled_at = models.DateTimeField(null=True)
+
+    class Meta:
+        indexes: ClassVar = [
+            models.Index(fields=["organisation", "-created_at"], name="top_up_by_organisation"),
+            models.Index(
+                fields=["checked_at"],
+                name="top_up_open",
+                condition=Q(state__in=[TopUpState.CREATED, TopUpState.PENDING]),
+            ),
+        ]
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="top_up_amount",
+                condition=Q(amount_uusd__gte=TOP_UP_LEAST_UUSD, amount_uusd__lte=TOP_UP_MOST_UUSD)
+                & Q(Exact(Mod("amount_uusd", UUSD_PER_CENT), 0)),
+            ),
+            models.CheckConstraint(
+                name="top_up_paid_names_its_payment",
+                condition=~Q(state=TopUpState.PAID) | Q(payment_ref__isnull=False, settled_at__isnull=False),
+            ),
+            models.CheckConstraint(
+                name="top_up_pending_has_a_page", condition=~Q(state=TopUpState.PENDING) | Q(checkout_id__isnull=False)
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.state}"
+
+
+class StripeEvent(models.Model):
+    """The inbox of webhooks: each event once, kept until it was acted on."""
+
+    id = models.CharField(primary_key=True, max_length=255)  # the provider's
+    kind = models.CharField(max_length=100)
+    object_id = models.CharField(max_length=255)
+    order_ref = models.CharField(max_length=255, default="")
+    received_at = models.DateTimeField()
+    due_at = models.DateTimeField()
+    processed_at = models.DateTimeField(null=True)
+    attempts = models.PositiveIntegerField(default=0)
+    last_error = models.CharField(max_length=300, default="")
+
+    class Meta:
+        indexes: ClassVar = [
+            models.Index(fields=["due_at"], name="stripe_event_unprocessed", condition=Q(processed_at=None)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.id}"

@@ -1,67 +1,158 @@
-"""Reading the ledger for people.
+"""Reading the ledger for people: four balances, and a statement of what moved them, by day.
 
-Invariant: a statement adds up by construction that anyone can repeat: opening + its lines = closing, per account.
+Invariant: a statement adds up by construction that anyone can repeat: opening + its lines = closing, per balance. The
+closing is summed apart from the lines, so that a reader's own sum is a check.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field, fields
+from datetime import date, datetime
 
-from django.db.models import F, Q, QuerySet, Sum
+from django.db.models import Count, F, Max, Min, Q, QuerySet, Sum
+from django.db.models.functions import TruncDate
 
 from marketplace.accounts.models import Organisation
-from marketplace.billing.models import LedgerAccount, Normal, Phase, Transfer
+from marketplace.billing.models import AccountKind, LedgerAccount, Normal, Phase, TopUp, Transfer, TransferKind
+from marketplace.core.errors import NotFound
+
+Period = tuple[datetime, datetime]
+
+# An organisation has many escrows; to a person they are one balance.
+BALANCE_OF: dict[str, str] = {
+    AccountKind.BUYER_CASH: "cash_uusd",
+    AccountKind.ESCROW: "held_uusd",
+    AccountKind.SELLER_ACCRUED: "earned_uusd",
+    AccountKind.SELLER_PAYABLE: "payable_uusd",
+}
+# One side's view of a transfer, where it differs from the transfer's own name.
+WORDS_PAYING: dict[int, str] = {TransferKind.CAPTURE: "Usage", TransferKind.FEE: "Usage"}
+WORDS_RECEIVING: dict[int, str] = {
+    TransferKind.CAPTURE: "Earned",
+    TransferKind.DEPOSIT: "Top-up",
+    TransferKind.MATURE: "Became payable",
+}
 
 
-@dataclass(frozen=True)
+@dataclass
+class Balances:
+    cash_uusd: int = 0  # spendable
+    held_uusd: int = 0  # in escrow for jobs and leases
+    earned_uusd: int = 0  # by our islands, still in the dispute window
+    payable_uusd: int = 0  # to us, at the next payout
+
+    def add(self, name: str, amount_uusd: int) -> None:
+        setattr(self, name, getattr(self, name) + amount_uusd)
+
+    def items(self) -> list[tuple[str, int]]:
+        return [(each.name, getattr(self, each.name)) for each in fields(self)]
+
+
+@dataclass
 class Line:
-    at: datetime
+    """What one thing did to the balances on one day."""
+
+    day: date
+    first_at: datetime
+    last_at: datetime
     what: str
     ref: str
-    amount_uusd: int  # negative: it left the account
+    entries: int = 0  # transfers it stands for
+    moved: Balances = field(default_factory=Balances)
+    fee_uusd: int | None = None  # for what was earned: our part, already taken off
 
 
 @dataclass(frozen=True)
-class AccountStatement:
-    account: LedgerAccount
-    opening_uusd: int
+class Statement:
+    since: datetime
+    until: datetime
+    opening: Balances
     lines: tuple[Line, ...]
-    closing_uusd: int  # summed apart from the lines, so that a reader's own sum is a check
+    closing: Balances
 
 
-def statement(organisation: Organisation, since: datetime, until: datetime) -> list[AccountStatement]:
-    """What moved on each of the organisation's accounts in [since, until), by the time of posting."""
+def balances(organisation: Organisation) -> Balances:
+    found = Balances()
+    for account in LedgerAccount.objects.filter(organisation=organisation, kind__in=BALANCE_OF):
+        found.add(BALANCE_OF[account.kind], account.balance_uusd)
+    return found
+
+
+def statement(organisation: Organisation, since: datetime, until: datetime) -> Statement:
+    """What moved in [since, until), by the time of posting."""
     posted = Transfer.objects.filter(phase__in=[Phase.SINGLE, Phase.CONFIRM])
-    accounts = LedgerAccount.objects.filter(organisation=organisation).order_by("pk")
-    opening = _sums(posted.filter(created_at__lt=since), organisation)
-    closing = _sums(posted.filter(created_at__lt=until), organisation)
-    lines: dict[int, list[Line]] = {}
-    grows_by_debit = {row.pk: row.normal == Normal.DEBIT for row in accounts}
-    moved = posted.filter(created_at__gte=since, created_at__lt=until)
+    return Statement(
+        since=since,
+        until=until,
+        opening=_sums(posted.filter(created_at__lt=since), organisation),
+        lines=tuple(_lines(posted.filter(created_at__gte=since, created_at__lt=until), organisation)),
+        closing=_sums(posted.filter(created_at__lt=until), organisation),
+    )
+
+
+def top_ups_of(organisation: Organisation) -> QuerySet[TopUp]:
+    return TopUp.objects.filter(organisation=organisation).order_by("-created_at", "-pk")
+
+
+def top_up_for(organisation: Organisation, top_up_id: str) -> TopUp:
+    found = top_ups_of(organisation).filter(pk=top_up_id).first()
+    if found is None:
+        raise NotFound("there is no such top-up")
+    return found
+
+
+def _lines(moved: QuerySet[Transfer], organisation: Organisation) -> list[Line]:
+    """Grouped by the database: a lease is captured from every few seconds, and nobody reads that."""
     mine = Q(debit__organisation=organisation) | Q(credit__organisation=organisation)
-    for transfer in moved.filter(mine).order_by("created_at", "pk"):
-        for account_id, by_debit in ((transfer.debit_id, True), (transfer.credit_id, False)):
-            if account_id in grows_by_debit:
-                sign = 1 if grows_by_debit[account_id] == by_debit else -1
-                line = Line(transfer.created_at, transfer.get_kind_display(), transfer.ref, sign * transfer.amount_uusd)
-                lines.setdefault(account_id, []).append(line)
-    return [
-        AccountStatement(row, opening.get(row.pk, 0), tuple(lines.get(row.pk, ())), closing.get(row.pk, 0))
-        for row in accounts
-    ]
+    groups = (
+        moved.filter(mine)
+        .order_by()
+        .annotate(day=TruncDate("created_at"))
+        .values_list("day", "kind", "ref", "debit__kind", "debit__organisation", "credit__kind", "credit__organisation")
+        .annotate(total=Sum("amount_uusd"), entries=Count("pk"), first=Min("created_at"), last=Max("created_at"))
+    )
+    lines: dict[tuple[date, str, str], Line] = {}
+    for day, kind, ref, debit, payer, credit, payee, total, entries, first, last in groups:
+        touched: list[Line] = []
+        for words, account, owner, sign in ((WORDS_PAYING, debit, payer, -1), (WORDS_RECEIVING, credit, payee, 1)):
+            if owner != organisation.pk or account not in BALANCE_OF:
+                continue
+            what = words.get(kind) or TransferKind(kind).label
+            line = lines.setdefault((day, what, ref), Line(day, first, last, what, ref))
+            line.first_at, line.last_at = min(line.first_at, first), max(line.last_at, last)
+            line.moved.add(BALANCE_OF[account], sign * int(total))
+            if not any(line is each for each in touched):
+                line.entries += entries
+                touched.append(line)
+    # From one hold to another of the same organisation nothing moves that a person could see.
+    seen = [line for line in lines.values() if any(amount for _, amount in line.moved.items())]
+    _note_fees(moved, [line for line in seen if line.what == WORDS_RECEIVING[TransferKind.CAPTURE]])
+    return sorted(seen, key=lambda line: (line.day, line.first_at, line.what, line.ref))
 
 
-def _sums(transfers: QuerySet[Transfer], organisation: Organisation) -> dict[int, int]:
-    """Balance by account, on the side on which it grows."""
-    sums: dict[int, int] = {}
+def _note_fees(moved: QuerySet[Transfer], earned: list[Line]) -> None:
+    """Beside what a seller earned, what we took off: posted with it, under the same reference."""
+    fees = (
+        moved.filter(kind=TransferKind.FEE, ref__in={line.ref for line in earned})
+        .order_by()
+        .annotate(day=TruncDate("created_at"))
+        .values_list("day", "ref")
+        .annotate(total=Sum("amount_uusd"))
+    )
+    of = {(day, ref): int(total) for day, ref, total in fees}
+    for line in earned:
+        line.fee_uusd = of.get((line.day, line.ref), 0)
+
+
+def _sums(transfers: QuerySet[Transfer], organisation: Organisation) -> Balances:
+    found = Balances()
     for side, grows in (("debit", Normal.DEBIT), ("credit", Normal.CREDIT)):
         rows = (
-            transfers.filter(**{f"{side}__organisation": organisation})
+            transfers.filter(**{f"{side}__organisation": organisation, f"{side}__kind__in": list(BALANCE_OF)})
             .order_by()
-            .values_list(f"{side}_id", f"{side}__normal")
+            .values_list(f"{side}__kind", f"{side}__normal")
             .annotate(total=Sum(F("amount_uusd")))
         )
-        for account_id, normal, total in rows:
-            sums[account_id] = sums.get(account_id, 0) + (int(total) if normal == grows else -int(total))
-    return sums
+        for kind, normal, total in rows:
+            found.add(BALANCE_OF[kind], int(total) if normal == grows else -int(total))
+    return found

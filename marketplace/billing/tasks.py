@@ -1,0 +1,16 @@
+"""Wake-ups of billing. Each is safe to lose and to repeat."""
+
+from __future__ import annotations
+
+from celery import shared_task
+
+from marketplace.billing.services import inbox
+from marketplace.billing.services.topups import reconcile_top_ups
+from marketplace.core.clock import database_now
+
+
+@shared_task(name=inbox.TASK)
+def drain_inbox() -> None:
+    """Act on what the payment provider told, and ask it where it told nothing."""
+    inbox.drain(database_now())
+    reconcile_top_ups(database_now())
