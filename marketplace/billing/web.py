@@ -7,7 +7,7 @@ from the payment page proves nothing, so the page waits and says so.
 from __future__ import annotations
 
 import csv
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any
 
 from django import forms
@@ -165,7 +165,15 @@ def _days(found: selectors.Statement, shown: list[str], labels: dict[str, str]) 
     days: dict[Any, list[dict[str, Any]]] = {}
     for line in found.lines:
         label, url = _page_of(line.ref)
-        row = {"line": line, "label": label, "url": url, "cells": _cells(line.moved, shown, labels)}
+        first, last = (f"{at.astimezone(UTC):%H:%M}" for at in (line.first_at, line.last_at))
+        row = {
+            "line": line,
+            "label": label,
+            "url": url,
+            "when": first if first == last else f"{first} to {last}",
+            "sold_uusd": line.moved.earned_uusd + (line.fee_uusd or 0),
+            "cells": _cells(line.moved, shown, labels),
+        }
         days.setdefault(line.day, []).append(row)
     return [{"day": day, "rows": rows[::-1]} for day, rows in sorted(days.items(), reverse=True)]
 
