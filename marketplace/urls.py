@@ -15,5 +15,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("marketplace.catalog.urls")),
     path("", include("marketplace.fleet.urls")),
     path("", include("marketplace.billing.urls")),
+    path("", include("marketplace.trading.urls")),
     path("api/v1/schema", SpectacularAPIView.as_view(), name="api-schema"),
 ]

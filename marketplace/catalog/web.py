@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from marketplace.catalog import selectors
+from marketplace.catalog import hooks, selectors
 from marketplace.catalog.strip import strip_of
 from marketplace.core.clock import database_now
 
@@ -76,6 +76,7 @@ def market(request: HttpRequest) -> HttpResponse:
         request,
         "catalog/offers.html",
         {
+            "own_offers": hooks.own_offers(now),
             "form": form,
             "page": page,
             "rows": rows,

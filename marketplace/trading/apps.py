@@ -7,9 +7,12 @@ class TradingConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from marketplace.catalog.hooks import register_own_offers
         from marketplace.fleet import hooks
+        from marketplace.trading.offers import own_offers
         from marketplace.trading.services import serving
 
+        register_own_offers("trading/_own_offers.html", own_offers)
         hooks.register(
             assignments=serving.reservations,
             beat=serving.observe_island_beat,

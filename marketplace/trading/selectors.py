@@ -13,11 +13,11 @@ from datetime import datetime
 from django.db.models import F, Q, QuerySet
 
 from marketplace.accounts.models import Organisation
-from marketplace.billing.models import Meter
+from marketplace.billing.models import AccountKind, LedgerAccount, Meter
 from marketplace.core.clock import minute_of
-from marketplace.core.errors import NotFound
+from marketplace.core.errors import Conflict, NotFound
 from marketplace.fleet.models import Island, IslandState
-from marketplace.trading.models import Allocation, Contract, Lease, LeaseState, Position, Sku
+from marketplace.trading.models import Allocation, Contract, Lease, LeasePurpose, LeaseState, Position, Sku
 from marketplace.trading.positions import Busy, Step, earliest, free_slots, free_until, next_start, spread
 from marketplace.trading.windows import may_extend, offered_until_min
 
@@ -145,6 +145,20 @@ def lease_for(organisation: Organisation, lease_id: str) -> Lease:
     return lease
 
 
+def reservation_for(organisation: Organisation, lease_id: str) -> Lease:
+    """A lease that people extend and end; those of a job are the job's."""
+    lease = lease_for(organisation, lease_id)
+    if lease.purpose == LeasePurpose.JOB:
+        raise Conflict(f"this lease belongs to {lease.job_ref}: cancel the job to end it", code="held_by_job")
+    return lease
+
+
+def spendable_uusd(organisation: Organisation) -> int:
+    """The cash that nothing holds."""
+    row = LedgerAccount.objects.filter(kind=AccountKind.BUYER_CASH, organisation=organisation, ref="").first()
+    return 0 if row is None else row.available_uusd
+
+
 def held_by(island: Island) -> QuerySet[Lease]:
     """The leases that hold GPUs of the island now or later, by their start."""
     return Lease.objects.filter(island=island, state__in=LIVE).order_by("start_min", "id")
@@ -170,6 +184,14 @@ class IslandFilter:
     simulated: bool | None = None
     online: bool | None = None
     sort: str = "price"
+
+
+def island_to_rent(island_id: str) -> Island:
+    """The island by its id, on offer or not: why it cannot be rented is said where it is tried."""
+    island = Island.objects.select_related("gpu", "site", "organisation").filter(pk=island_id).first()
+    if island is None:
+        raise NotFound("there is no such island")
+    return island
 
 
 def islands_on_offer(now: datetime, wanted: IslandFilter | None = None) -> QuerySet[Island]:

@@ -122,6 +122,12 @@ def check_price(island: Island, most_uusd_per_gpu_hour: int | None, field: str) 
         raise Conflict.at(field, f"the price is {asked} per GPU-hour, above {most}", code=PRICE_CHANGED)
 
 
+def free_in_words(gpus: int) -> str:
+    if gpus == 0:
+        return "no GPU is free over the whole window"
+    return f"only {gpus} GPU{'s are' if gpus > 1 else ' is'} free over the whole window"
+
+
 def offered_until_min(island: Island) -> int | None:
     """The last minute's end, rounded down: what is not wholly offered is not sold."""
     return None if island.available_until is None else minute_of(island.available_until)

@@ -1,6 +1,19 @@
-"""What others may do with leases: rent, extend, end, settle."""
+"""What others may do with leases: quote, rent, extend, end, settle."""
 
 from marketplace.trading.services.ending import Swept, end_lease, lease_done, settle, sweep_leases
-from marketplace.trading.services.renting import extend, rent
+from marketplace.trading.services.quoting import Quote, Reason, quote
+from marketplace.trading.services.renting import Wish, extend, rent
 
-__all__ = ["Swept", "end_lease", "extend", "lease_done", "rent", "settle", "sweep_leases"]
+__all__ = [
+    "Quote",
+    "Reason",
+    "Swept",
+    "Wish",
+    "end_lease",
+    "extend",
+    "lease_done",
+    "quote",
+    "rent",
+    "settle",
+    "sweep_leases",
+]

@@ -22,6 +22,7 @@ from marketplace.core.errors import Conflict, InvalidInput, NotFound
 from marketplace.core.money import window_cost_uusd
 from marketplace.fleet.models import Island
 from marketplace.trading.models import ContractKind, Lease, LeasePurpose, LeaseState, Sku
+from marketplace.trading.models import lease_id as new_lease_id
 from marketplace.trading.positions import free_slots, lowest
 from marketplace.trading.selectors import LIVE, has_shape, held_slots, steps_of
 from marketplace.trading.services.locking import find_island, lock_lease, lock_sku, waiting_briefly
@@ -33,6 +34,7 @@ from marketplace.trading.windows import (
     check_offered,
     check_price,
     check_size,
+    free_in_words,
     snapped,
     whole_minutes_until,
 )
@@ -40,13 +42,15 @@ from marketplace.trading.windows import (
 
 @dataclass(frozen=True)
 class Wish:
-    """What a buyer asks for. `start_at` None: from the minute in progress."""
+    """What a buyer asks for. `start_at` None: from the minute in progress. `lease_id` is the id the lease shall have,
+    where the asking may be repeated: the same wish with it is one lease."""
 
     island_id: str
     gpus: int
     end_at: datetime
     start_at: datetime | None = None
     max_price_uusd_per_gpu_hour: int | None = None
+    lease_id: str | None = None
 
 
 def rent(
@@ -61,10 +65,11 @@ def rent(
     max_price_uusd_per_gpu_hour: int | None = None,
     purpose: str = LeasePurpose.RESERVE,
     job_ref: str = "",
+    lease_id: str | None = None,
 ) -> Lease:
     """Rent GPUs of an island at its asked price. A reservation is paid from cash, a lease for a job from the escrow of
     that job, `job_ref`."""
-    wish = Wish(island_id, gpus, end_at, start_at, max_price_uusd_per_gpu_hour)
+    wish = Wish(island_id, gpus, end_at, start_at, max_price_uusd_per_gpu_hour, lease_id)
     return _rent(organisation, wish, purpose=purpose, job_ref=job_ref, by=by, now=now)
 
 
@@ -76,6 +81,9 @@ def _rent(
         raise InvalidInput.at("job_ref", "a lease for a job names the job, a reservation names none")
     with waiting_briefly(), transaction.atomic():
         island = find_island(wish.island_id, locked=locked)
+        known = Lease.objects.filter(pk=wish.lease_id).first() if wish.lease_id else None
+        if known is not None:
+            return _replayed(known, organisation, wish)
         window = snapped(wish.start_at, wish.end_at, now)
         cost_uusd = check_size(island, wish.gpus, window)
         check_offered(island, window, now)
@@ -89,6 +97,7 @@ def _rent(
         )
         _demand_free(sku, lots, slots, window)
         lease = Lease.objects.create(
+            id=wish.lease_id or new_lease_id(),
             organisation=organisation,
             seller=island.organisation,
             sku=sku,
@@ -158,6 +167,15 @@ def extend(lease_id: str, *, end_at: datetime, by: str, now: datetime) -> Lease:
     return lease
 
 
+def _replayed(known: Lease, organisation: Organisation, wish: Wish) -> Lease:
+    asked = (organisation.pk, wish.island_id, wish.gpus)
+    # Its end may have been moved since; an end that was asked for lies within what was bought.
+    within = known.start_min < whole_minutes_until(wish.end_at) <= known.end_min
+    if (known.organisation_id, known.island_id, known.gpus) != asked or not within:
+        raise Conflict("this was already rented on other terms", code="changed_replay")
+    return known
+
+
 def _live_sku(island: Island, now: datetime) -> Sku:
     """The island as it is, as an SKU. One whose machine has changed is retired, and what was sold of it stays sold."""
     sku = Sku.objects.filter(island=island, retired_at=None).first()
@@ -180,6 +198,4 @@ def _demand_free(sku: Sku, lots: int, slots: Sequence[int], window: Window) -> N
     unsold = sku.lots + lowest(steps_of(sku, window.start_min, window.end_min), window.start_min, window.end_min)
     free = min(unsold, len(slots))
     if free < lots:
-        gpus = free * sku.gpus_per_lot
-        words = f"only {gpus} GPUs are free over the whole window" if gpus else "no GPU is free over the whole window"
-        raise Conflict.at("gpus", words, code=NOT_AVAILABLE)
+        raise Conflict.at("gpus", free_in_words(free * sku.gpus_per_lot), code=NOT_AVAILABLE)

@@ -157,7 +157,7 @@ def test_what_is_free_is_what_can_be_rented(buyer: Organisation, island: Island)
     assert selectors.free_until_min(island, 1, START_MIN) is None
     assert selectors.free_until_min(island, 4, START_MIN + 40) == START_MIN + 40
     assert selectors.free_now([island], START_MIN)[island.pk] == selectors.Free(8, START_MIN + 30)
-    with pytest.raises(Conflict, match="only 1 GPUs") as caught:
+    with pytest.raises(Conflict, match="only 1 GPU is free") as caught:
         leased(buyer, island, gpus=2, start=40, end=60)
     assert caught.value.code == "not_available"
     leased(buyer, island, gpus=1, start=0, end=200)

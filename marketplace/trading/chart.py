@@ -1,0 +1,50 @@
+"""The picture of a lease: how many GPUs it holds in each minute, as a step function in SVG coordinates.
+
+Pure. Invariant: integers in, integers out; what is drawn is what the contracts say, nothing is smoothed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from marketplace.trading.positions import Step, levels
+
+WIDTH = 1_000
+HEIGHT = 100
+HEADROOM = 8  # so that the line at the top is not cut
+
+
+@dataclass(frozen=True)
+class WindowChart:
+    area: str  # path of what is held
+    given_back: str  # path of what was bought and given back; "" where nothing was
+    now_x: int | None  # None: now lies outside
+    most: int
+    summary: str  # for who cannot see it
+
+
+def window_chart(
+    bought: Sequence[Step], given_back: Sequence[Step], start_min: int, end_min: int, now_min: int
+) -> WindowChart:
+    """`bought` and `given_back` in GPUs, both positive; the window is all that was ever bought."""
+    most = max(piece.delta for piece in levels(bought, start_min, end_min))
+    held = [*bought, *(Step(each.start_min, each.end_min, -each.delta) for each in given_back)]
+    pieces = levels(held, start_min, end_min)
+    span = end_min - start_min
+
+    def x_of(minute: int) -> int:
+        return (minute - start_min) * WIDTH // span
+
+    def y_of(gpus: int) -> int:
+        return HEIGHT - gpus * (HEIGHT - HEADROOM) // most
+
+    kept = "".join(f"L{x_of(p.start_min)} {y_of(p.delta)}L{x_of(p.end_min)} {y_of(p.delta)}" for p in pieces)
+    returned = "".join(
+        f"M{x_of(p.start_min)} {y_of(most)}H{x_of(p.end_min)}V{HEIGHT}H{x_of(p.start_min)}Z"
+        for p in pieces
+        if p.delta < most and given_back
+    )
+    words = "; ".join(f"{p.delta} GPUs for {p.end_min - p.start_min} minutes" for p in pieces)
+    now_x = x_of(now_min) if start_min <= now_min <= end_min else None
+    return WindowChart(f"M0 {HEIGHT}{kept}L{WIDTH} {HEIGHT}Z", returned, now_x, most, words)

@@ -1,0 +1,23 @@
+"""The addresses of trading: renting, leases, and their API."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from marketplace.trading import api, web
+
+app_name = "trading"
+
+urlpatterns = [
+    path("islands/<str:island_id>/rent", web.rent, name="rent"),
+    path("leases", web.leases, name="leases"),
+    path("leases/<str:lease_id>", web.lease, name="lease"),
+    path("leases/<str:lease_id>/extend", web.extend, name="extend"),
+    path("leases/<str:lease_id>/end", web.end, name="end"),
+    path("api/v1/islands-on-offer", api.IslandsOnOffer.as_view(), name="api_islands_on_offer"),
+    path("api/v1/leases", api.LeasesView.as_view(), name="api_leases"),
+    path("api/v1/leases/preview", api.LeasePreviewView.as_view(), name="api_lease_preview"),
+    path("api/v1/leases/<str:lease_id>", api.LeaseView.as_view(), name="api_lease"),
+    path("api/v1/leases/<str:lease_id>/extend", api.LeaseExtendView.as_view(), name="api_lease_extend"),
+    path("api/v1/leases/<str:lease_id>/end", api.LeaseEndView.as_view(), name="api_lease_end"),
+]
