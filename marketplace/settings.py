@@ -275,6 +275,8 @@ SPECTACULAR_SETTINGS = {
     "SERVE_INCLUDE_SCHEMA": False,
     "SCHEMA_PATH_PREFIX": "/api/v1",
     "COMPONENT_SPLIT_REQUEST": True,
+    # Several things have a `state`; each schema is named for whose it is.
+    "ENUM_NAME_OVERRIDES": {"TopUpState": "marketplace.billing.models.TopUpState"},
 }
 
 # -------------------------------------------------------------------------------------------------------------- money

@@ -78,6 +78,13 @@ def balances(organisation: Organisation) -> Balances:
     return found
 
 
+def held_for(organisation: Organisation) -> list[tuple[str, int]]:
+    """What is held, by what it is held for, the most first; together it is the held balance."""
+    escrows = LedgerAccount.objects.filter(organisation=organisation, kind=AccountKind.ESCROW)
+    held = escrows.filter(credits_posted_uusd__gt=F("debits_posted_uusd"))
+    return sorted(((each.ref, each.balance_uusd) for each in held), key=lambda pair: (-pair[1], pair[0]))
+
+
 def statement(organisation: Organisation, since: datetime, until: datetime) -> Statement:
     """What moved in [since, until), by the time of posting."""
     posted = Transfer.objects.filter(phase__in=[Phase.SINGLE, Phase.CONFIRM])

@@ -139,6 +139,7 @@ def _statement_page(
     amounts = [amount for row in (found.opening, *(line.moved for line in found.lines)) for _, amount in row.items()]
     context = {
         "balances": [(label, getattr(have, name), words) for name, label, words in BALANCES],
+        "held": [(*_page_of(ref), ref, amount) for ref, amount in selectors.held_for(actor.organisation)],
         "total_uusd": sum(amount for _, amount in have.items()),
         "columns": [labels[name] for name in shown],
         "opening": _cells(found.opening, shown, labels),

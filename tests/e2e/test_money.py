@@ -74,7 +74,7 @@ def use_and_earn(ours: Organisation) -> None:
     """What a week of work leaves behind: a lease that was used, a job that holds its budget, an island that earned."""
     other = Organisation.objects.create(name="Nordic Islands")
     now = database_now()
-    for ref, buyer, seller, minutes in (("lse_used", ours, other, 42), ("lse_sold", other, ours, 30)):
+    for ref, buyer, seller, minutes in ((f"lse_{'1' * 26}", ours, other, 42), (f"lse_{'2' * 26}", other, ours, 30)):
         if buyer == other:
             deposit(other, 50_000_000, "pi_other")
         held = hold(ref, buyer, 9_900_000)
@@ -94,7 +94,7 @@ def use_and_earn(ours: Organisation) -> None:
             observe_beat(ref, now + timedelta(minutes=minute))
             report_usage(ref, 0, minute * 60_000 * 4)
         close_meter(ref)
-    hold("job_planned", ours, 12_000_000)
+    hold(f"job_{'0' * 26}", ours, 12_000_000)
 
 
 def test_a_person_pays_in_and_reads_the_statement(

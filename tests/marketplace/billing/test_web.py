@@ -85,6 +85,7 @@ def test_the_page_and_the_file_show_the_same_lines_and_add_up(page: Client, buye
     hold("job_2", buyer.organisation, 123_456)
     shown: Any = page.get("/money")
     context = shown.context
+    assert [(ref, amount) for _, _, ref, amount in context["held"]] == [("job_2", 123_456)]
     for position, (_, closing) in enumerate(context["closing"]):
         moved = sum(row["cells"][position][1] for day in context["days"] for row in day["rows"])
         assert context["opening"][position][1] + moved == closing
