@@ -42,7 +42,7 @@ PAGE_OF = {"lse": ("Lease", "trading:lease"), "job": ("Job", "training:job"), "p
 
 class PeriodForm(forms.Form):
     since = forms.DateField(required=False, label="From")
-    until = forms.DateField(required=False, label="To and with")
+    until = forms.DateField(required=False, label="Through")
 
     def wanted(self) -> selectors.Period:
         days = self.cleaned_data if self.is_valid() else {}

@@ -98,6 +98,8 @@ def test_a_statement_adds_up_over_rest(api: Api, buyer: Actor) -> None:
         ("since=yesterday", "since"),
         ("since=2026-01-02T00:00:00Z&until=2026-01-01T00:00:00Z", "until"),
         ("since=2020-01-01T00:00:00Z&until=2026-01-01T00:00:00Z", "since"),
+        ("since=0081-01-01T00:00:00Z&until=2026-01-01T00:00:00Z", "since"),
+        ("until=0081-01-18T06:54:43Z", "until"),
         ("until=0001-01-01T00:00:00Z", "until"),
     ],
 )
