@@ -19,13 +19,13 @@ HEADROOM = 8  # so that the line at the top is not cut
 class WindowChart:
     area: str  # path of what is held
     given_back: str  # path of what was bought and given back; "" where nothing was
-    now_x: int | None  # None: now lies outside
+    now_x: int | None  # None: now lies outside, or does not matter any more
     most: int
     summary: str  # for who cannot see it
 
 
 def window_chart(
-    bought: Sequence[Step], given_back: Sequence[Step], start_min: int, end_min: int, now_min: int
+    bought: Sequence[Step], given_back: Sequence[Step], start_min: int, end_min: int, now_min: int | None
 ) -> WindowChart:
     """`bought` and `given_back` in GPUs, both positive; the window is all that was ever bought."""
     most = max(piece.delta for piece in levels(bought, start_min, end_min))
@@ -46,5 +46,5 @@ def window_chart(
         if p.delta < most and given_back
     )
     words = "; ".join(f"{p.delta} GPUs for {p.end_min - p.start_min} minutes" for p in pieces)
-    now_x = x_of(now_min) if start_min <= now_min <= end_min else None
+    now_x = x_of(now_min) if now_min is not None and start_min <= now_min <= end_min else None
     return WindowChart(f"M0 {HEIGHT}{kept}L{WIDTH} {HEIGHT}Z", returned, now_x, most, words)

@@ -7,7 +7,7 @@ will make, signed.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django import forms
@@ -138,7 +138,7 @@ def extend(request: HttpRequest, lease_id: str) -> HttpResponse:
             status = problem.status
         else:
             until = minute_start(longer.end_min)
-            messages.success(request, f"Extended until {until:%d %b %Y %H:%M} UTC.")
+            messages.success(request, f"Extended until {until.day} {until:%b %Y %H:%M} UTC.")
             return redirect("trading:lease", row.pk)
     return _lease_page(request, row, now, extend_form=form, status=status)
 
@@ -197,7 +197,7 @@ def _lease_page(
     proposed = {"end_at": minute_start(row.end_min) + FIRST_LOOK}
     context = {
         **figures,
-        "chart": _chart(row, contracts, minute_of(now)),
+        "chart": _chart(row, contracts, minute_of(now) if figures["live"] else None),
         "receipts": [_receipt(row, each) for each in contracts],
         "may_end": figures["live"] and mine,
         "may_extend": figures["live"] and mine and may_extend(row, row.island) and until_min != row.end_min,
@@ -227,7 +227,7 @@ def _figures(row: Lease, meter: Meter) -> dict[str, Any]:
     }
 
 
-def _chart(row: Lease, contracts: list[Contract], now_min: int) -> WindowChart:
+def _chart(row: Lease, contracts: list[Contract], now_min: int | None) -> WindowChart:
     per_lot = row.gpus // row.lots
     bought: list[Step] = []
     back: list[Step] = []
@@ -255,7 +255,7 @@ def _moment(minute: int | None) -> datetime | None:
 def _first_look(island: Island, now: datetime) -> dict[str, Any]:
     """One lot for an hour, or for as long as the shortest lease is."""
     length = max(FIRST_LOOK, timedelta(minutes=island.min_lease_min))
-    until = (now + length).astimezone(UTC).replace(second=0, microsecond=0) + timedelta(minutes=1)
+    until = minute_start(minute_of(now + length))
     return {"gpus": island.gpus_per_lot, "start_at": "", "end_at": until.strftime(MINUTE_FORMAT)}
 
 

@@ -1,0 +1,138 @@
+"""A person finds an island on the market, sees what a lease would cost as they type, rents, extends and ends it; on a
+wide and a narrow screen, with nothing in the browser's console.
+
+SCREENSHOTS names a folder that gets a picture of each page.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from django.test import Client
+from pytest_django.live_server_helper import LiveServer
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.expected_conditions import text_to_be_present_in_element, url_contains
+from selenium.webdriver.support.ui import WebDriverWait
+
+from marketplace.accounts.models import Organisation, User
+from marketplace.accounts.services import ensure_organisation
+from marketplace.billing.services.holds import deposit
+from marketplace.core.clock import database_now
+from marketplace.fleet import hooks
+from marketplace.fleet.models import Agent
+from marketplace.trading.models import Lease
+from marketplace.trading.services import sweep_leases
+from tests.marketplace.trading.market import USD, make_agent, make_island
+from worker_agent.protocol import UsageRecord
+
+pytestmark = [pytest.mark.prove, pytest.mark.django_db(transaction=True)]
+
+SCREENS = {"wide": (1280, 860), "narrow": (390, 844)}
+TYPE_INTO = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input', {bubbles: true}))"
+
+
+@pytest.fixture(params=SCREENS)
+def picture(request: pytest.FixtureRequest, browser: Chrome) -> Callable[[str], None]:
+    """Look at the page as it is: kept as a picture where one is wanted, and held to the width of the screen."""
+    width, height = SCREENS[request.param]
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": request.param == "narrow"}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def take(name: str) -> None:
+        folder = os.environ.get("SCREENSHOTS")
+        if folder:
+            browser.save_screenshot(str(Path(folder) / f"{request.param}-{name}.png"))
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width, (
+            f"{name} scrolls sideways"
+        )
+
+    return take
+
+
+@pytest.fixture
+def buyer() -> Organisation:
+    user = User.objects.create_user("ada@example.org", "correct horse battery")
+    organisation = ensure_organisation(user)
+    deposit(organisation, 100 * USD, "pi_ada")
+    return organisation
+
+
+def sign_in(browser: Chrome, live_server: LiveServer) -> None:
+    """With a session of the server's own; signing in by its form is another test's."""
+    client = Client()
+    client.force_login(User.objects.get(), backend="allauth.account.auth_backends.AuthenticationBackend")
+    browser.get(f"{live_server.url}/accounts/login/")
+    browser.add_cookie(
+        {"name": settings.SESSION_COOKIE_NAME, "value": client.cookies[settings.SESSION_COOKIE_NAME].value}
+    )
+
+
+def press(browser: Chrome, selector: str) -> None:
+    """In the middle of the screen, where no bar lies over it."""
+    button = browser.find_element(By.CSS_SELECTOR, selector)
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+    button.click()
+
+
+def deliver(agent: Agent, lease: Lease, minutes: int) -> None:
+    """The agent is seen and counts, up to `minutes` after the lease began."""
+    for half in range(2 * minutes + 1):
+        hooks.observe_beat(agent, lease.created_at + timedelta(seconds=30 * half))
+    record = UsageRecord(seq=1, assignment_id=lease.pk, gpu_ms_total=minutes * 60_000 * lease.gpus, observed_at_ms=0)
+    hooks.take_usage(agent, [record], database_now())
+
+
+def test_a_person_rents_watches_extends_and_ends(
+    live_server: LiveServer, browser: Chrome, picture: Callable[[str], None], buyer: Organisation
+) -> None:
+    island = make_island(name="fjord-1", wan_up_mbps=200, wan_down_mbps=900)
+    make_island(
+        name="reef-2", simulated=True, gpu_count=16, gpus_per_lot=8, preemptible=True, price_uusd_per_gpu_hour=60_000
+    )
+    agent = make_agent(island)
+    wait = WebDriverWait(browser, 20)
+    sign_in(browser, live_server)
+    browser.get(f"{live_server.url}/leases")
+    picture("leases-none")
+    browser.get(f"{live_server.url}/market")
+    picture("market")
+    press(browser, f"a[href='/islands/{island.pk}/rent']")
+    wait.until(url_contains("/rent"))
+    picture("rent")
+
+    gpus = browser.find_element(By.NAME, "gpus")
+    browser.execute_script(TYPE_INTO, gpus, "9")
+    wait.until(text_to_be_present_in_element((By.ID, "preview"), "the island has 8"))
+    picture("rent-refused")
+    browser.execute_script(TYPE_INTO, gpus, "4")
+    wait.until(text_to_be_present_in_element((By.ID, "preview"), "can be rented now"))
+    picture("rent-preview")
+    press(browser, "#rent-form button")
+    wait.until(url_contains("/leases/"))
+    picture("lease")
+
+    lease = Lease.objects.get()
+    deliver(agent, lease, 12)
+    wait.until(text_to_be_present_in_element((By.ID, "lease"), "48.0 GPU-min"))
+    later = (database_now() + timedelta(hours=2)).strftime("%Y-%m-%dT%H:%M")
+    browser.execute_script(TYPE_INTO, browser.find_element(By.NAME, "end_at"), later)
+    press(browser, "form[action$='/extend'] button")
+    wait.until(text_to_be_present_in_element((By.ID, "main"), "Extended until"))
+    picture("lease-extended")
+
+    press(browser, "details summary:not([aria-label])")
+    picture("lease-confirm")
+    press(browser, "button.danger")
+    wait.until(text_to_be_present_in_element((By.ID, "lease"), "Ended"))
+    sweep_leases(database_now() + timedelta(minutes=3))
+    wait.until(text_to_be_present_in_element((By.ID, "lease"), "Returned"))
+    picture("lease-ended")
+    browser.get(f"{live_server.url}/leases")
+    picture("leases")
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
