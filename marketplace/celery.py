@@ -22,6 +22,9 @@ CHORES = "chores"
 QUEUES = (SCHEDULING, MONEY, CHORES)
 
 PULSE_S = 2.0
+TICK_S = 2.0
+SWEEP_S = 2.0
+TIDY_S = 60.0
 PAYMENTS_S = 5.0
 FEEDS_S = 300.0  # brokers' offers are fresh for ten minutes
 
@@ -47,9 +50,16 @@ app.config_from_object("django.conf:settings", namespace="CELERY")
 app.conf.update(
     task_queues=[Queue(name) for name in QUEUES],
     task_default_queue=CHORES,
-    task_routes={"scheduler.tasks.*": {"queue": SCHEDULING}, "marketplace.billing.tasks.*": {"queue": MONEY}},
+    task_routes={
+        "scheduler.tasks.tidy": {"queue": CHORES},
+        "scheduler.tasks.*": {"queue": SCHEDULING},
+        "marketplace.billing.tasks.*": {"queue": MONEY},
+    },
     beat_schedule={
         "pulse": _beat("marketplace.pulse", PULSE_S, SCHEDULING),
+        "tick": _beat("scheduler.tasks.tick", TICK_S, SCHEDULING),
+        "sweep": _beat("scheduler.tasks.sweep", SWEEP_S, SCHEDULING),
+        "tidy": _beat("scheduler.tasks.tidy", TIDY_S, CHORES),
         "drain-inbox": _beat("marketplace.billing.tasks.drain_inbox", PAYMENTS_S, MONEY),
         "refresh-feeds": _beat("marketplace.catalog.tasks.refresh_feeds", FEEDS_S, CHORES),
     },

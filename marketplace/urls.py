@@ -15,6 +15,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("marketplace.catalog.urls")),
     path("", include("marketplace.fleet.urls")),
     path("", include("marketplace.billing.urls")),
+    path("", include("marketplace.training.agent_urls")),
     path("", include("marketplace.trading.urls")),
+    path("", include("marketplace.training.urls")),
     path("api/v1/schema", SpectacularAPIView.as_view(), name="api-schema"),
 ]

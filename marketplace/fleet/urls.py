@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from django.urls import path
 
-from marketplace.fleet import agent_api
+from marketplace.fleet import agent_api, api
 
 app_name = "fleet"
 urlpatterns = [
     path("api/agent/v1/enrol", agent_api.enrol, name="agent_enrol"),
     path("api/agent/v1/sync", agent_api.sync, name="agent_sync"),
+    path("api/v1/sites", api.SitesView.as_view(), name="api_sites"),
+    path("api/v1/islands", api.IslandsView.as_view(), name="api_islands"),
+    path("api/v1/islands/<str:island_id>", api.IslandView.as_view(), name="api_island"),
+    path("api/v1/islands/<str:island_id>/join-tokens", api.JoinTokensView.as_view(), name="api_join_tokens"),
+    path("api/v1/islands/<str:island_id>/agent", api.AgentView.as_view(), name="api_agent"),
+    path("api/v1/islands/<str:island_id>/events", api.IslandEventsView.as_view(), name="api_island_events"),
 ]

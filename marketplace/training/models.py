@@ -99,6 +99,7 @@ class Job(models.Model):
     created_at = models.DateTimeField()
     started_at = models.DateTimeField(null=True)  # its first round opened
     ended_at = models.DateTimeField(null=True)
+    settled_at = models.DateTimeField(null=True)  # all its leases are, and what was left of the budget went back
 
     class Meta:
         constraints: ClassVar = [
@@ -114,6 +115,9 @@ class Job(models.Model):
         indexes: ClassVar = [
             models.Index(fields=["organisation", "-created_at"], name="job_by_organisation"),
             models.Index(fields=["state"], name="job_by_state"),
+            models.Index(
+                fields=["ended_at"], name="job_to_settle", condition=Q(settled_at=None, ended_at__isnull=False)
+            ),
         ]
 
     def __str__(self) -> str:
@@ -159,6 +163,7 @@ class Member(models.Model):
     created_at = models.DateTimeField()
     joined_at = models.DateTimeField(null=True)
     last_poll_at = models.DateTimeField(null=True)
+    draining_since = models.DateTimeField(null=True)
     gone_at = models.DateTimeField(null=True)
     gone_why = models.CharField(max_length=200, blank=True)
 

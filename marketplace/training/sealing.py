@@ -65,13 +65,25 @@ def is_due(
     return quorum_at_ms is not None and quorum_reached(seats, quorum) and now_ms >= quorum_at_ms + grace_ms
 
 
+def majority_of(digests: Sequence[str]) -> str | None:
+    """What most hold; ties are broken by the digest itself, so that every caller breaks them alike."""
+    counts = Counter(digests)
+    return min(counts, key=lambda digest: (-counts[digest], digest), default=None)
+
+
+def leader_of(digests: Sequence[str]) -> str:
+    """What more hold than anything else; "" while that cannot be told: nobody is sent back over a tie."""
+    counts = Counter(digests).most_common(2)
+    if not counts or (len(counts) == 2 and counts[0][1] == counts[1][1]):
+        return ""
+    return counts[0][0]
+
+
 def outcome_of(seats: Sequence[Seat]) -> Outcome:
     """What counts: the majority's base state, norms within the limit of the median, clipped to its cap."""
     ordered = sorted(seats, key=lambda seat: seat.member_id)
     given = [seat.contribution for seat in ordered if seat.contribution is not None]
-    bases = Counter(contribution.base_state_digest for contribution in given)
-    # Ties are broken by the digest itself, so that every caller breaks them alike.
-    majority = min(bases, key=lambda digest: (-bases[digest], digest), default=None)
+    majority = majority_of([contribution.base_state_digest for contribution in given])
     norms = [contribution.norm for contribution in given if contribution.base_state_digest == majority]
     median = statistics.median(norms) if len(norms) >= NORMS_TO_JUDGE else 0.0
     entries: list[ManifestEntry] = []

@@ -264,9 +264,14 @@ def _price(seat: Seat) -> str:
 
 
 def _why_placed(plan: Plan, option: Option) -> str:
+    islands = "it alone" if len(plan.options) == 1 else f"{len(plan.options)} islands"
     return (
-        f"{option.gpus} GPUs at {dollars(option.price_uusd_per_gpu_hour)} a GPU-hour: "
-        f"{option.replica.tokens_per_s:,.0f} tokens/s for {dollars(option.uusd_per_min * 60)} an hour; "
-        f"with {len(plan.options)} islands the run ends in about {plan.minutes_to_finish:,.0f} minutes "
-        f"for {dollars(plan.cost_to_finish_uusd)}"
+        f"{dollars(option.price_uusd_per_gpu_hour)} a GPU-hour for about {option.replica.tokens_per_s:,.0f} tokens/s; "
+        f"with {islands} the run ends in {_minutes(plan.minutes_to_finish)} for about {dollars(plan.cost_to_finish_uusd)}"
     )
+
+
+def _minutes(minutes: float) -> str:
+    if minutes < 1:
+        return "under a minute"
+    return f"about {minutes:,.0f} min" if minutes < 180 else f"about {minutes / 60:,.1f} h"

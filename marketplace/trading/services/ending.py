@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
 
@@ -28,8 +29,8 @@ from marketplace.trading.windows import whole_minutes_until
 logger = logging.getLogger(__name__)
 
 TICK = "scheduler.tasks.tick"
-# An agent that is alive tells its last counter within a few beats; what comes later is not billed.
-LAST_WORD = timedelta(minutes=2)
+# An agent that is alive tells its last counter within a few beats; what comes later than this many is not billed.
+LAST_WORD_BEATS = 24
 SYSTEM = "system"
 AT_ITS_END = "window"
 SWEEP_BATCH = 500
@@ -40,6 +41,11 @@ class Swept:
     begun: int = 0
     ended: int = 0
     settled: int = 0
+
+
+def last_word() -> timedelta:
+    """How long the agent's last counter is waited for: two minutes at the usual interval."""
+    return timedelta(milliseconds=LAST_WORD_BEATS * settings.FLEET_SYNC_MS)
 
 
 def end_lease(lease_id: str, *, reason: str, failed: bool = False, by: str, now: datetime) -> Lease:
@@ -61,7 +67,7 @@ def end_lease(lease_id: str, *, reason: str, failed: bool = False, by: str, now:
             target,
             ended_at=ended_at,
             end_reason=reason,
-            settle_at=now if unbegun else now + LAST_WORD,
+            settle_at=now if unbegun else now + last_word(),
         )
         if kept_until < lease.end_min:
             write_contract(lease, ContractKind.RELEASE, kept_until, lease.end_min, now)

@@ -56,7 +56,7 @@ def place_member(job: Job, lease: Lease, now: datetime, why: str) -> Member:
         if made:
             if job.state in ENDED:
                 raise Conflict("the job has ended", code="job_ended")
-            words = f"{lease.gpus} {'GPU' if lease.gpus == 1 else 'GPUs'} of {lease.island.name} were taken: {why}"
+            words = f"{lease.island.name} with {lease.gpus} {'GPU' if lease.gpus == 1 else 'GPUs'}: {why}"
             tell(job.pk, "placed", words, now, member=member.pk, lease=lease.pk, island=lease.island_id)
     return member
 
@@ -69,7 +69,7 @@ def drain_member(member_id: str, why: str, now: datetime) -> Member:
         rows = Member.objects.filter(pk=member_id)
         if rows.filter(state=MemberState.ASSIGNED, instance="").exists():
             member_gone(member_id, why, now, kind="left")
-        moved = MEMBER_MACHINE.try_advance(rows, MemberState.DRAINING)
+        moved = MEMBER_MACHINE.try_advance(rows, MemberState.DRAINING, draining_since=now)
         member = Member.objects.select_related("lease__island").get(pk=member_id)
         if moved:
             words = f"{member.lease.island.name} was asked to leave: {why}"
