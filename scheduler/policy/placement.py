@@ -267,7 +267,8 @@ def _why_placed(plan: Plan, option: Option) -> str:
     islands = "it alone" if len(plan.options) == 1 else f"{len(plan.options)} islands"
     return (
         f"{dollars(option.price_uusd_per_gpu_hour)} a GPU-hour for about {option.replica.tokens_per_s:,.0f} tokens/s; "
-        f"with {islands} the run ends in {_minutes(plan.minutes_to_finish)} for about {dollars(plan.cost_to_finish_uusd)}"
+        f"with {islands} the run ends in {_minutes(plan.minutes_to_finish)}"
+        f" for about {dollars(plan.cost_to_finish_uusd)}"
     )
 
 
