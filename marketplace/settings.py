@@ -275,8 +275,15 @@ SPECTACULAR_SETTINGS = {
     "SERVE_INCLUDE_SCHEMA": False,
     "SCHEMA_PATH_PREFIX": "/api/v1",
     "COMPONENT_SPLIT_REQUEST": True,
-    # Several things have a `state`; each schema is named for whose it is.
-    "ENUM_NAME_OVERRIDES": {"TopUpState": "marketplace.billing.models.TopUpState"},
+    # Several things have a `state` or a `kind`; each schema is named for whose it is.
+    "ENUM_NAME_OVERRIDES": {
+        "ArtifactKind": "marketplace.training.models.ArtifactKind",
+        "IslandState": "marketplace.fleet.models.IslandState",
+        "JobState": "marketplace.training.models.JobState",
+        "LeaseState": "marketplace.trading.models.LeaseState",
+        "MemberState": "marketplace.training.models.MemberState",
+        "TopUpState": "marketplace.billing.models.TopUpState",
+    },
 }
 
 # -------------------------------------------------------------------------------------------------------------- money

@@ -20,3 +20,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("marketplace.training.urls")),
     path("api/v1/schema", SpectacularAPIView.as_view(), name="api-schema"),
 ]
+
+handler404 = "marketplace.core.web.not_found"
+handler500 = "marketplace.core.web.failure"

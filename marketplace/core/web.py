@@ -1,7 +1,8 @@
-"""A Problem raised in a page's view becomes a page, with the status it would have over REST.
+"""A Problem raised in a page's view becomes a page, with the status it would have over REST; so do an address that is
+not there and a failure of ours.
 
-Invariant: only pages pass here: DRF and the agents' views answer their own Problems before this sees them. A form that
-is refused is the view's own affair: it comes back with what was typed.
+Invariant: DRF and the agents' views answer their own Problems before this sees them, and below /api/ every other error
+is JSON in their shape too. A form that is refused is the view's own affair: it comes back with what was typed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 from django.conf import settings
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseServerError, JsonResponse
 from django.shortcuts import redirect, render, resolve_url
 
-from marketplace.core.errors import Problem
+from marketplace.core.errors import NotFound, Problem
 
 TITLES = {
     402: "There is not enough money",
@@ -44,3 +45,24 @@ class ProblemPages:
         if error.retry_after_s is not None:
             response["Retry-After"] = str(error.retry_after_s)
         return response
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """For an address that is none of ours."""
+    problem = NotFound("there is nothing at this address")
+    if _is_api(request):
+        return JsonResponse(problem.body(), status=problem.status)
+    return render(request, "problem.html", {"problem": problem, "title": TITLES[404]}, status=problem.status)
+
+
+def failure(request: HttpRequest) -> HttpResponse:
+    """For a fault of ours, which is in the log. No template: that may be what failed."""
+    words = "This failed on our side, and is in our log. Nothing was done by halves; try again."
+    if _is_api(request):
+        return JsonResponse({"code": "failure", "message": words, "fields": []}, status=500)
+    page = f"<!doctype html><html lang=en><title>Failure</title><p>{words}</p><p><a href=/>Archipelago</a></p></html>"
+    return HttpResponseServerError(page)
+
+
+def _is_api(request: HttpRequest) -> bool:
+    return request.path.startswith("/api/")

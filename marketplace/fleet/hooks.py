@@ -7,7 +7,9 @@ registered runs inside the sync's transaction: what an agent is told was durable
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from marketplace.fleet.models import Agent, Island
 from worker_agent.protocol import Assignment, ProcessReport, UsageRecord
@@ -19,11 +21,15 @@ ProcessSink = Callable[[Agent, Sequence[ProcessReport], datetime], None]
 # What holds GPUs of the island now or later, each in words ("lease lse_01..."): it cannot be retired under them.
 HoldersOf = Callable[[Island, datetime], list[str]]
 
+# A section of an island's page: what its template is given.
+SectionOf = Callable[[Island, datetime], dict[str, Any]]
+
 _assignments: list[AssignmentsFor] = []
 _beats: list[BeatSink] = []
 _usage: list[UsageSink] = []
 _processes: list[ProcessSink] = []
 _holders: list[HoldersOf] = []
+_sections: dict[str, SectionOf] = {}
 
 
 def register(
@@ -70,3 +76,19 @@ def assignments_for(island: Island, now: datetime) -> list[Assignment]:
 
 def holders_of(island: Island, now: datetime) -> list[str]:
     return [words for source in _holders for words in source(island, now)]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Part of an island's page that a layer above knows: its template, given `section`."""
+
+    template: str
+    section: dict[str, Any]
+
+
+def register_section(template: str, provider: SectionOf) -> None:
+    _sections[template] = provider
+
+
+def sections_of(island: Island, now: datetime) -> list[Section]:
+    return [Section(template, provider(island, now)) for template, provider in _sections.items()]

@@ -9,6 +9,7 @@ class TradingConfig(AppConfig):
     def ready(self) -> None:
         from marketplace.catalog.hooks import register_own_offers
         from marketplace.fleet import hooks
+        from marketplace.trading import selectors
         from marketplace.trading.offers import own_offers
         from marketplace.trading.services import serving
 
@@ -19,3 +20,4 @@ class TradingConfig(AppConfig):
             usage=serving.take_island_usage,
             holders=serving.holders,
         )
+        hooks.register_section("trading/_island_sales.html", selectors.sales_of)

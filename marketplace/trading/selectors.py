@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from django.db.models import F, Q, QuerySet
+from django.db.models import Count, F, Q, QuerySet, Sum
 
 from marketplace.accounts.models import Organisation
 from marketplace.billing.models import AccountKind, LedgerAccount, Meter
@@ -216,3 +217,22 @@ def islands_on_offer(now: datetime, wanted: IslandFilter | None = None) -> Query
         online = Q(state=IslandState.ONLINE)
         found = found.filter(online if wanted.online else ~online)
     return found.select_related("gpu", "site").order_by(*SORTS[wanted.sort])
+
+
+def sales_of(island: Island, now: datetime) -> dict[str, Any]:
+    """What the island sold and delivered, for its owner's page."""
+    live = held_by(island).aggregate(leases=Count("id"), gpus=Sum("gpus", filter=Q(start_min__lte=minute_of(now))))
+    leases = Lease.objects.filter(island=island)
+    sums = Meter.objects.filter(pk__in=leases.values("pk")).aggregate(
+        delivered=Sum("billable_gpu_ms"), charged=Sum("charged_uusd"), fee=Sum("fee_uusd")
+    )
+    fee_uusd = sums["fee"] or 0
+    return {
+        "gpu_count": island.gpu_count,
+        "live": live["leases"],
+        "held_gpus": live["gpus"] or 0,
+        "leases": leases.count(),
+        "delivered_gpu_ms": sums["delivered"] or 0,
+        "earned_uusd": (sums["charged"] or 0) - fee_uusd,
+        "fee_uusd": fee_uusd,
+    }

@@ -30,8 +30,9 @@ def judge(submissions: Mapping[str, SubmitRequest]) -> tuple[dict[str, float], d
     """The clip of each member that counts, and why each of the others does not."""
     clips: dict[str, float] = {}
     refused: dict[str, str] = {}
-    bases = Counter(request.base_state_digest for _, request in sorted(submissions.items()))
-    majority = bases.most_common(1)[0][0] if bases else None
+    bases = Counter(request.base_state_digest for request in submissions.values())
+    # A tie is broken by the digest itself, so that every caller breaks it alike.
+    majority = min(bases, key=lambda digest: (-bases[digest], digest), default=None)
     norms = [request.norm for request in submissions.values() if request.base_state_digest == majority]
     median = statistics.median(norms) if len(norms) >= NORMS_TO_JUDGE else 0.0
     for member_id, request in sorted(submissions.items()):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from marketplace.fleet.services.capacity import change_island, register_island, register_site, retire_island
+from marketplace.fleet.services.capacity import (
+    change_island,
+    register_island,
+    register_island_at,
+    register_site,
+    retire_island,
+)
 from marketplace.fleet.services.conversation import authenticate, sync
 from marketplace.fleet.services.enrolment import (
     IssuedToken,
@@ -21,6 +27,7 @@ __all__ = [
     "enrol",
     "issue_join_token",
     "register_island",
+    "register_island_at",
     "register_site",
     "retire_island",
     "revoke_agent",

@@ -113,6 +113,16 @@ def register_island(
     return island
 
 
+def register_island_at(
+    actor: Actor, *, site_id: str | None, site_name: str, country: str, now: datetime, **island: Any
+) -> Island:
+    """An island at a known site, or, where `site_id` is None, at a new one: both are made or neither."""
+    with transaction.atomic():
+        if site_id is None:
+            site_id = register_site(actor, name=site_name, country=country, now=now).pk
+        return register_island(actor, site_id=site_id, now=now, **island)
+
+
 def change_island(actor: Actor, island_id: str, *, now: datetime, **changes: Unpack[Terms]) -> Island:
     """New terms, for leases from now on. An absent key is left as it is; so is None, where it cannot mean unstated."""
     demand(actor, Action.SELL)

@@ -108,9 +108,8 @@ def join(token: str, request: JoinRequest, now: datetime) -> JoinReply:
         if not taken:
             raise Conflict("the place changed hands just now", code="stale_generation")
         if member.instance != request.instance:
-            words = (
-                f"{member.lease.island.name} joined with {request.device[:40]}, {job.rounds_sealed} rounds are sealed"
-            )
+            when = f"after round {job.rounds_sealed - 1}" if job.rounds_sealed else "at the start"
+            words = f"{member.lease.island.name} joined {when}, training on {request.device[:40]}"
             tell(job.pk, "joined", words, now, member=member.pk, generation=member.generation)
     snapshot = (
         Artifact.objects.filter(job=job, kind=ArtifactKind.SNAPSHOT, stored_at__isnull=False)

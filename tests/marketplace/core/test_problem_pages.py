@@ -24,7 +24,15 @@ def signed_out(request: HttpRequest) -> HttpResponse:
     raise Unauthorised("sign in")
 
 
+def broken(request: HttpRequest) -> HttpResponse:
+    raise RuntimeError("a secret of the code")
+
+
+handler404 = "marketplace.core.web.not_found"
+handler500 = "marketplace.core.web.failure"
 urlpatterns = [
+    path("broken", broken),
+    path("api/broken", broken),
     path("missing", missing),
     path("busy", busy),
     path("signed-out", signed_out),
@@ -47,3 +55,21 @@ def test_a_busy_page_says_when_to_come_back(client: Client) -> None:
 @override_settings(ROOT_URLCONF=__name__)
 def test_who_is_signed_out_is_taken_to_sign_in_and_back(client: Client) -> None:
     assert client.get("/signed-out?x=1")["Location"] == "/accounts/login/?next=/signed-out%3Fx%3D1"
+
+
+def test_an_address_that_is_not_there_is_a_page_and_below_the_api_json(client: Client) -> None:
+    page = client.get("/nowhere")
+    assert (page.status_code, page["Content-Type"]) == (404, "text/html; charset=utf-8")
+    assert "There is nothing at this address." in page.content.decode()
+    answer = client.get("/api/v1/nowhere")
+    assert answer.status_code == 404
+    assert answer.json() == {"code": "not_found", "message": "there is nothing at this address", "fields": []}
+
+
+@override_settings(ROOT_URLCONF=__name__)
+@pytest.mark.parametrize("path", ["/broken", "/api/broken"])
+def test_a_failure_of_ours_tells_nothing_of_the_code(path: str) -> None:
+    answer = Client(raise_request_exception=False).get(path)
+    assert answer.status_code == 500
+    assert "secret" not in answer.content.decode()
+    assert path == "/broken" or answer.json()["code"] == "failure"
