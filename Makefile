@@ -21,7 +21,7 @@ ARGS    ?=
 NAME    ?= *
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dev test prove check bench lock lock-check format clean
+.PHONY: help venv demo dev test prove check bench lock lock-check schema format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ $(STAMP): requirements/dev.txt requirements/trainer.txt worker_agent/pyproject.t
 	$(PIP) install --quiet --require-hashes -r requirements/dev.txt
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable ./worker_agent
 	@touch $@
+
+demo: $(STAMP) ## The main job end to end: a model trained on islands that come and go, and every cent of it checked
+	$(BIN)/python manage.py demo $(ARGS)
 
 dev: $(STAMP) ## Run the whole stack on this machine and stay up (Ctrl-C stops it)
 	$(BIN)/python manage.py dev $(ARGS)
@@ -69,6 +72,9 @@ lock: $(STAMP) ## Resolve requirements/*.in into the locks (ARGS=--upgrade takes
 	$(UV_COMPILE) $(ARGS) requirements/dev.in -o requirements/dev.txt
 	@for name in base embedded trainer; do \
 		$(UV_COMPILE) -c requirements/dev.txt requirements/$$name.in -o requirements/$$name.txt || exit 1; done
+
+schema: $(STAMP) ## Write the API's description, docs/openapi.yaml, as the code gives it
+	$(BIN)/python manage.py spectacular --file docs/openapi.yaml --validate --fail-on-warn
 
 lock-check: $(STAMP) ## Fail when a lock no longer says what its .in file asks for
 	$(BIN)/python -m marketplace.devstack.lockcheck

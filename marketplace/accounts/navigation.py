@@ -24,6 +24,7 @@ class Place:
 _PLACES = (
     ("Market", "catalog:market", "market"),
     ("Jobs", "training:jobs", "jobs"),
+    ("Leases", "trading:leases", "leases"),
     ("Islands", "fleet:islands", "islands"),
     ("Money", "billing:statement", "money"),
     ("Organisation", "accounts:organisation", "organisation"),

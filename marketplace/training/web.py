@@ -207,7 +207,8 @@ def _standing(found: Job, actor: Actor) -> dict[str, Any]:
         "rounds": [_row(each) for each in reversed(sealed[-ROUNDS_SHOWN:])],
         "rounds_total": len(sealed),
         "bytes_sent": sum(each.bytes_sent for each in sealed),
-        "events": list(JobEvent.objects.filter(job=found).order_by("-pk")[:EVENTS_SHOWN]),
+        # Sealed rounds have a table of their own.
+        "events": list(JobEvent.objects.filter(job=found).exclude(kind="sealed").order_by("-pk")[:EVENTS_SHOWN]),
         "checkpoints": list(selectors.results_of(found)[:3]),
         "used": used,
         "held": min(100 - used, _percent(money.committed_uusd, money.budget_uusd)),

@@ -62,18 +62,19 @@ def price(uusd_per_gpu_hour: int | None) -> str | SafeString:
 
 
 @register.filter
-def utc(moment: datetime | None, seconds: str = "") -> str | SafeString:
-    """ "1 Dec 2026 06:12 UTC", readable by programs too; `utc:"s"` shows the seconds."""
+def utc(moment: datetime | None, form: str = "") -> str | SafeString:
+    """ "1 Dec 2026 06:12 UTC", readable by programs too. `utc:"s"` shows the seconds; `utc:"brief"` is "06:12:09 UTC"
+    today and "30 Nov 06:12 UTC" on any other day, with the whole date on hover."""
     if moment is None:
         return NOT_STATED
     at = moment.astimezone(UTC)
-    clock = f"{at:%H:%M:%S}" if seconds else f"{at:%H:%M}"
-    return format_html(
-        '<time datetime="{}" title="{}">{}</time>',
-        at.isoformat(timespec="seconds"),
-        ago(moment),
-        f"{at.day} {at:%b %Y} {clock} UTC",
-    )
+    day, title = f"{at.day} {at:%b %Y}", ago(moment)
+    if form == "brief":
+        today = at.date() == wall_clock().astimezone(UTC).date()
+        shown, title = f"{at:%H:%M:%S}" if today else f"{at.day} {at:%b %H:%M}", f"{day}, {title}"
+    else:
+        shown = f"{day} {at:%H:%M:%S}" if form == "s" else f"{day} {at:%H:%M}"
+    return format_html('<time datetime="{}" title="{}">{} UTC</time>', at.isoformat(timespec="seconds"), title, shown)
 
 
 @register.filter
@@ -93,14 +94,14 @@ def distance(delta: timedelta) -> str:
 
 
 @register.filter
-def count(number: int | None) -> str:
+def count(number: float | None) -> str:
     """ "1.5 M": three digits are enough to compare by."""
     if number is None:
         return NOT_STATED
     for size, letter in _STEPS:
         if abs(number) >= size:
             return f"{number / size:.3g} {letter}"
-    return f"{number:,}"
+    return f"{round(number):,}"
 
 
 @register.filter

@@ -62,3 +62,13 @@ def test_sizes_and_gpu_time_choose_their_unit() -> None:
 def test_a_state_is_a_word_and_what_it_says_is_escaped() -> None:
     assert render('{% state "lost" "Lost" %}') == '<span class="badge bad">Lost</span>'
     assert "&lt;b&gt;" in render("{% state value %}", value="<b>")
+
+
+def test_a_brief_time_says_the_day_only_where_it_is_not_today() -> None:
+    now = datetime.now(UTC)
+    shown = render('{{ at|utc:"brief" }}', at=now)
+    assert f">{now:%H:%M:%S} UTC</time>" in shown
+    assert f"{now:%b %Y}, just now" in shown
+    long_ago = render('{{ at|utc:"brief" }}', at=datetime(2025, 11, 30, 6, 12, 9, tzinfo=UTC))
+    assert ">30 Nov 06:12 UTC</time>" in long_ago
+    assert 'title="30 Nov 2025, ' in long_ago
