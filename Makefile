@@ -21,7 +21,7 @@ ARGS    ?=
 NAME    ?= *
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo dev test prove check bench lock lock-check schema format clean
+.PHONY: help venv demo dev test prove check bench lock lock-check schema screenshots format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ lock: $(STAMP) ## Resolve requirements/*.in into the locks (ARGS=--upgrade takes
 
 schema: $(STAMP) ## Write the API's description, docs/openapi.yaml, as the code gives it
 	$(BIN)/python manage.py spectacular --file docs/openapi.yaml --validate --fail-on-warn
+
+screenshots: $(STAMP) ## Take the pictures in docs/images anew, of a demo's pages in a real browser
+	$(BIN)/python manage.py demo --port 0 --state .archipelago/pictures --pictures docs/images
 
 lock-check: $(STAMP) ## Fail when a lock no longer says what its .in file asks for
 	$(BIN)/python -m marketplace.devstack.lockcheck

@@ -26,10 +26,12 @@ from marketplace.devstack.demo import facts
 from marketplace.devstack.demo.agents import Cluster
 from marketplace.devstack.demo.customer import Customer
 from marketplace.devstack.demo.facts import Claim
+from marketplace.devstack.demo.pictures import Pictures
 from marketplace.devstack.demo.voice import Voice
 from marketplace.devstack.stack import Stack
 from marketplace.devstack.state import REPOSITORY
 
+SELLER, BUYER = "seller@demo.example", "buyer@demo.example"
 TOP_UP_UUSD = 50_000_000
 BUDGET_UUSD = 20_000_000
 TOKENS = 1_600_000
@@ -74,7 +76,9 @@ LATE = Plan("porto", "a100-sxm-80g", "NVIDIA A100-SXM4-80GB", 2, 1_200_000, 500)
 
 
 class Story:
-    def __init__(self, stack: Stack, voice: Voice, folder: Path) -> None:
+    """Told against `stack`; agents live below `folder`; `pictures` is a folder for pictures of its pages."""
+
+    def __init__(self, stack: Stack, voice: Voice, folder: Path, *, pictures: Path | None = None) -> None:
         self.voice = voice
         self.clusters: dict[str, Cluster] = {}
         self.islands: dict[str, str] = {}  # name -> id
@@ -84,6 +88,7 @@ class Story:
         self._stack = stack
         self._folder = folder
         self._opened: list[Customer] = []
+        self._pictures = None if pictures is None else Pictures(pictures, stack.web_url, BUYER, self.password)
 
     def close(self) -> None:
         for cluster in self.clusters.values():
@@ -98,10 +103,11 @@ class Story:
 
     def tell(self) -> None:
         self.catalogue()
-        seller = self.sign_up("seller@demo.example", "Northern Islands")
-        buyer = self.sign_up("buyer@demo.example", "Small Model Lab")
-        self.voice.say("look at it", f"{self._stack.web_url}  as buyer@demo.example, password {self.password}")
+        seller = self.sign_up(SELLER, "Northern Islands")
+        buyer = self.sign_up(BUYER, "Small Model Lab")
+        self.voice.say("look at it", f"{self._stack.web_url}  as {BUYER}, password {self.password}")
         self.sell(seller, PLANS)
+        self.picture("market", "/market", height_px=1180, shown="svg")
         self.top_up(buyer)
         job = self.submit(buyer)
         job = self.train(seller, buyer, job["id"])
@@ -204,6 +210,7 @@ class Story:
                     self.voice.say(event["kind"], event["message"])
             if job["state"] in ("succeeded", "stopped", "cancelled", "failed"):
                 self.voice.say(f"job {job['state']}", job["reason"])
+                self.picture("job", f"/jobs/{job_id}", height_px=1480, shown=".uplot canvas")
                 return job
             self._progress(job)
             if not victim and job["rounds_sealed"] >= KILL_IN_ROUND:
@@ -255,6 +262,11 @@ class Story:
         facts.verdict(self.voice, self.claims)
 
     # ------------------------------------------------------------------------------------------------------ the parts
+
+    def picture(self, name: str, path: str, *, height_px: int, shown: str) -> None:
+        if self._pictures is not None:
+            self._pictures.take(name, path, height_px=height_px, shown=shown)
+            self.voice.say("picture taken", f"{name}.png")
 
     def island(self, seller: Customer, name: str) -> dict[str, Any]:
         island: dict[str, Any] = seller.get(f"islands/{self.islands[name]}")

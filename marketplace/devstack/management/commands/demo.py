@@ -31,6 +31,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--port", type=int, default=8000, help="port of the web server; 0: any (default: 8000)")
         parser.add_argument("--state", type=Path, help="state folder, emptied first (default: .archipelago/demo)")
+        parser.add_argument("--pictures", type=Path, metavar="DIR", help="keep pictures of its pages there")
         parser.add_argument("--stay", action="store_true", help="keep the stack up afterwards, until Ctrl-C")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -39,7 +40,7 @@ class Command(BaseCommand):
             signal.signal(number, _interrupt)
         try:
             forget.forget(state)
-            held = self._run(state, Voice(), port=options["port"], stay=options["stay"])
+            held = self._run(state, Voice(), port=options["port"], stay=options["stay"], pictures=options["pictures"])
         except KeyboardInterrupt:
             raise CommandError("interrupted; everything it started is stopped") from None
         except (AlreadyRunning, forget.StillRuns, ServiceFailed, PostgresError, ValkeyError) as error:
@@ -47,13 +48,13 @@ class Command(BaseCommand):
         if not held:
             sys.exit(1)
 
-    def _run(self, state: StateDir, voice: Voice, *, port: int, stay: bool) -> bool:
+    def _run(self, state: StateDir, voice: Voice, *, port: int, stay: bool, pictures: Path | None) -> bool:
         env = {"ARCHIPELAGO_FLEET_SYNC_MS": SYNC_MS}
         with Stack(state, web_port=port, debug=False, env=env) as stack:
             voice.say(
                 "stack is up", f"{stack.web_url}   PostgreSQL, Valkey, web, worker, beat; logs in {_short(state.logs)}"
             )
-            story = Story(stack, voice, state.path / "agents")
+            story = Story(stack, voice, state.path / "agents", pictures=pictures)
             try:
                 story.tell()
             except Exception as error:
