@@ -1,10 +1,13 @@
-"""A real browser. CHROMIUM and CHROMEDRIVER name the programs; without them these tests are skipped."""
+"""A real browser. CHROMIUM and CHROMEDRIVER name the programs; without them these tests are skipped.
+
+SCREENSHOTS names a folder that gets a picture of each page.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,3 +41,31 @@ def browser(tmp_path: Path) -> Iterator[Chrome]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     with Chrome(options=options, service=Service(driver)) as chrome:
         yield chrome
+
+
+SCREENS = {"wide": (1280, 860), "narrow": (390, 844)}
+
+
+@pytest.fixture(params=SCREENS)
+def picture(request: pytest.FixtureRequest, browser: Chrome) -> Callable[[str], None]:
+    """Look at the page as it is: kept as a picture where one is wanted, and held to the width of the screen."""
+    use_screen(browser, request.param)
+    return lambda name: look_at(browser, request.param, name)
+
+
+def use_screen(browser: Chrome, screen: str, height: int | None = None) -> None:
+    """Set the viewport and not the window, which a browser keeps wider than a phone."""
+    width, usual = SCREENS[screen]
+    metrics = {"width": width, "height": height or usual, "deviceScaleFactor": 1, "mobile": screen == "narrow"}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def look_at(browser: Chrome, screen: str, name: str) -> None:
+    folder = os.environ.get("SCREENSHOTS")
+    if folder:
+        usual = SCREENS[screen][1]
+        use_screen(browser, screen, max(usual, browser.execute_script("return document.body.scrollHeight")))
+        browser.save_screenshot(str(Path(folder) / f"{screen}-{name}.png"))
+        use_screen(browser, screen)
+    wide = browser.execute_script("return document.documentElement.scrollWidth")
+    assert wide <= SCREENS[screen][0], f"{name} scrolls sideways on a {screen} screen"

@@ -1,14 +1,9 @@
 """A person signs up, sees their organisation, makes a key, and a program uses it over REST. On a wide and a narrow
-screen, with the content security policy on and nothing in the browser's console.
-
-SCREENSHOTS names a folder that gets a picture of each page.
-"""
+screen, with the content security policy on and nothing in the browser's console."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import pytest
@@ -21,26 +16,6 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 pytestmark = [pytest.mark.prove, pytest.mark.django_db(transaction=True)]
 
 PASSWORD = "correct horse battery"
-SCREENS = {"wide": (1280, 860), "narrow": (390, 844)}
-
-
-@pytest.fixture(params=SCREENS)
-def picture(request: pytest.FixtureRequest, browser: Chrome) -> Callable[[str], None]:
-    """Look at the page as it is: kept as a picture where one is wanted, and held to the width of the screen."""
-    width, height = SCREENS[request.param]
-    # The viewport and not the window, which a browser keeps wider than a phone.
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": request.param == "narrow"}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-    def take(name: str) -> None:
-        folder = os.environ.get("SCREENSHOTS")
-        if folder:
-            browser.save_screenshot(str(Path(folder) / f"{request.param}-{name}.png"))
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= width, (
-            f"{name} scrolls sideways"
-        )
-
-    return take
 
 
 def test_a_person_signs_up_and_a_program_uses_their_key(

@@ -1,15 +1,10 @@
 """A person pays in, is declined first, comes back to a page that shows the money by itself, and reads the statement. On
-a wide and a narrow screen, with the content security policy on and nothing in the browser's console.
-
-SCREENSHOTS names a folder that gets a picture of each page.
-"""
+a wide and a narrow screen, with the content security policy on and nothing in the browser's console."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from django.conf import settings as django_settings
@@ -33,28 +28,6 @@ from tests.servers import wait_until
 pytestmark = [pytest.mark.prove, pytest.mark.django_db(transaction=True)]
 
 PASSWORD = "correct horse battery"
-SCREENS = {"wide": (1280, 860), "narrow": (390, 844)}
-
-
-@pytest.fixture(params=SCREENS)
-def picture(request: pytest.FixtureRequest, browser: Chrome) -> Callable[[str], None]:
-    """Look at the page as it is: kept as a picture where one is wanted, and held to the width of the screen."""
-    width, height = SCREENS[request.param]
-    # The viewport and not the window, which a browser keeps wider than a phone.
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": request.param == "narrow"}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-    def take(name: str) -> None:
-        folder = os.environ.get("SCREENSHOTS")
-        if folder:
-            full = {**metrics, "height": max(height, browser.execute_script("return document.body.scrollHeight"))}
-            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", full)
-            browser.save_screenshot(str(Path(folder) / f"{request.param}-{name}.png"))
-            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        wide = browser.execute_script("return document.documentElement.scrollWidth")
-        assert wide <= width, f"{name} scrolls sideways"
-
-    return take
 
 
 @pytest.fixture

@@ -1,15 +1,10 @@
 """A person finds an island on the market, sees what a lease would cost as they type, rents, extends and ends it; on a
-wide and a narrow screen, with nothing in the browser's console.
-
-SCREENSHOTS names a folder that gets a picture of each page.
-"""
+wide and a narrow screen, with nothing in the browser's console."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from django.conf import settings
@@ -33,26 +28,7 @@ from worker_agent.protocol import UsageRecord
 
 pytestmark = [pytest.mark.prove, pytest.mark.django_db(transaction=True)]
 
-SCREENS = {"wide": (1280, 860), "narrow": (390, 844)}
 TYPE_INTO = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input', {bubbles: true}))"
-
-
-@pytest.fixture(params=SCREENS)
-def picture(request: pytest.FixtureRequest, browser: Chrome) -> Callable[[str], None]:
-    """Look at the page as it is: kept as a picture where one is wanted, and held to the width of the screen."""
-    width, height = SCREENS[request.param]
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": request.param == "narrow"}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-    def take(name: str) -> None:
-        folder = os.environ.get("SCREENSHOTS")
-        if folder:
-            browser.save_screenshot(str(Path(folder) / f"{request.param}-{name}.png"))
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= width, (
-            f"{name} scrolls sideways"
-        )
-
-    return take
 
 
 @pytest.fixture

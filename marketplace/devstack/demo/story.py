@@ -85,10 +85,11 @@ class Story:
         self.claims: list[Claim] = []
         self.password = secrets.token_urlsafe(9)
         self.cut: tuple[str, int] = ("", -1)  # the island whose plug was pulled, and in which round
+        self.server_url = stack.web_url
         self._stack = stack
         self._folder = folder
         self._opened: list[Customer] = []
-        self._pictures = None if pictures is None else Pictures(pictures, stack.web_url, BUYER, self.password)
+        self._pictures = None if pictures is None else Pictures(pictures, self.server_url, BUYER, self.password)
 
     def close(self) -> None:
         for cluster in self.clusters.values():
@@ -105,7 +106,7 @@ class Story:
         self.catalogue()
         seller = self.sign_up(SELLER, "Northern Islands")
         buyer = self.sign_up(BUYER, "Small Model Lab")
-        self.voice.say("look at it", f"{self._stack.web_url}  as {BUYER}, password {self.password}")
+        self.voice.say("look at it", f"{self.server_url}  as {BUYER}, password {self.password}")
         self.sell(seller, PLANS)
         self.picture("market", "/market", height_px=1180, shown="svg")
         self.top_up(buyer)
@@ -128,7 +129,7 @@ class Story:
 
     def sign_up(self, email: str, organisation: str) -> Customer:
         told = self.manage("add_account", email, organisation, stdin=f"{self.password}\n")
-        customer = Customer(self._stack.web_url, json.loads(told)["api_key"])
+        customer = Customer(self.server_url, json.loads(told)["api_key"])
         self._opened.append(customer)
         return customer
 
@@ -155,7 +156,7 @@ class Story:
             cluster = Cluster(
                 plan.name,
                 self._folder / plan.name,
-                self._stack.web_url,
+                self.server_url,
                 gpus=plan.gpus,
                 gpu_name=plan.gpu_name,
             )
@@ -198,7 +199,7 @@ class Story:
 
     def train(self, seller: Customer, buyer: Customer, job_id: str) -> dict[str, Any]:
         """Watch it train; pull the plug of one island in the middle of a round; let a fourth one join."""
-        self.voice.say("watch", f"{self._stack.web_url}/jobs/{job_id}")
+        self.voice.say("watch", f"{self.server_url}/jobs/{job_id}")
         events = _Events(buyer, job_id)
         victim = ""
         late = False
@@ -295,7 +296,7 @@ class Story:
             time.sleep(0.2)
 
     def _public(self, path: str, **query: Any) -> Any:
-        return httpx.get(f"{self._stack.web_url}/api/v1/{path}", params=query, timeout=30, trust_env=False).json()
+        return httpx.get(f"{self.server_url}/api/v1/{path}", params=query, timeout=30, trust_env=False).json()
 
     def _progress(self, job: dict[str, Any]) -> None:
         bpb = job["bits_per_byte_last"]
