@@ -7,9 +7,10 @@ online, not listed or whose GPUs have no known speed is offered with nothing fre
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.db import connection, transaction
 
@@ -20,9 +21,12 @@ from marketplace.fleet.models import Island, IslandState
 from marketplace.trading.models import Lease
 from marketplace.trading.selectors import LIVE, Free, extendable_until, free_now
 from marketplace.training.models import Job, JobState, Member, MemberState
+from marketplace.training.services.membership import FAILURES_MAX
 from scheduler.policy import state
 
 WANTING = (JobState.QUEUED, JobState.RUNNING, JobState.WAITING)
+# How long a job is kept off an island on which its trainers failed until the place was given up.
+AVOID_FOR = timedelta(minutes=15)
 SEATED = (MemberState.ASSIGNED, MemberState.ACTIVE)
 # Bits of a payload a parameter, with the fp16 scale of its block of 256.
 BITS_PER_PARAMETER = {"fp32": 32.0, "bf16": 16.0, "int8": 8.0625, "int4": 4.0625}
@@ -40,6 +44,12 @@ def read_market(now: datetime) -> state.Market:
             .select_related("lease__island", "lease__sku")
             .order_by("id")
         )
+        avoided: dict[str, set[str]] = defaultdict(set)
+        given_up = Member.objects.filter(
+            job__in=jobs, state=MemberState.GONE, restarts__gte=FAILURES_MAX, gone_at__gt=now - AVOID_FOR
+        )
+        for job_id, island_id in given_up.values_list("job_id", "lease__island_id"):
+            avoided[job_id].add(island_id)
         held = {member.lease.island_id for member in members}
         open_ids = Island.objects.filter(state=IslandState.ONLINE, listed=True).values_list("id", flat=True)
         islands = list(
@@ -54,7 +64,7 @@ def read_market(now: datetime) -> state.Market:
         now_min=now_min,
         gpus=tuple(_gpu(gpus[gpu_id]) for gpu_id in sorted(gpus)),
         islands=tuple(_island(island, free[island.pk]) for island in islands),
-        jobs=tuple(_job(job, money.get(job.pk, 0)) for job in jobs),
+        jobs=tuple(_job(job, money.get(job.pk, 0), frozenset(avoided[job.pk])) for job in jobs),
         seats=tuple(_seat(member, until_min[member.lease_id]) for member in members),
     )
 
@@ -86,7 +96,7 @@ def _island(island: Island, free: Free) -> state.Island:
     )
 
 
-def _job(job: Job, free_uusd: int) -> state.Job:
+def _job(job: Job, free_uusd: int, avoided: frozenset[str]) -> state.Job:
     run, sync = job.run, job.run.get("sync", {})
     defaults = state.Job("", 1, 0, 0)
     return state.Job(
@@ -98,6 +108,7 @@ def _job(job: Job, free_uusd: int) -> state.Job:
         max_islands=job.max_islands,
         gpus_per_island=job.gpus_per_island,
         allowed_gpus=None if job.allowed_gpus is None else frozenset(job.allowed_gpus),
+        avoided_islands=avoided,
         min_vram_gib=job.min_vram_gib,
         deadline_min=None if job.deadline_at is None else minute_of(job.deadline_at),
         batch_tokens=run.get("batch_tokens", defaults.batch_tokens),

@@ -31,6 +31,14 @@ import msgspec
 
 PROTOCOL_VERSION = 1
 
+# What a trainer's exit code says (ProcessReport.exit_code); below zero it is the signal that ended it.
+EXIT_DONE = 0  # finished, told to stop, or drained
+EXIT_ERROR = 1  # a defect or a refusal: the message is on stderr and in the status file
+EXIT_STALE = 3  # another process holds this member's place now
+EXIT_GONE = 4  # the assignment has ended
+EXIT_UNREACHABLE = 5  # the coordinator did not answer for as long as the configured patience
+EXIT_SPEC = 6  # what was submitted cannot be trained as it stands, here or anywhere
+
 # A payload (the encoded pseudo-gradient of one member and round) is, little-endian throughout:
 #
 #     magic   8 bytes, PAYLOAD_MAGIC

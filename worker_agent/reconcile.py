@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from worker_agent.protocol import Assignment
+from worker_agent.protocol import EXIT_DONE, EXIT_GONE, EXIT_STALE, Assignment
 
-EXIT_DONE, EXIT_STALE, EXIT_GONE = 0, 3, 4  # the trainer's codes after which the same generation is not started again
+FINAL = (EXIT_DONE, EXIT_STALE, EXIT_GONE)  # codes of the trainer after which the same generation is not started again
 
 GENTLE_GRACE_MS = 60_000  # a drain: the member finishes its step, submits and leaves
 STOP_GRACE_MS = 10_000  # the assignment is over: what is not out by then is lost anyway
@@ -98,7 +98,7 @@ def backoff_ms(failures: int) -> int:
 
 def is_final(exit_code: int | None) -> bool:
     """Exits after which this generation has nothing left to do."""
-    return exit_code in (EXIT_DONE, EXIT_STALE, EXIT_GONE)
+    return exit_code in FINAL
 
 
 def _stop_or_keep(

@@ -152,6 +152,9 @@ class Member(models.Model):
     state = models.CharField(max_length=10, choices=MemberState.choices, default=MemberState.ASSIGNED)
     generation = models.PositiveIntegerField(default=1)
     restarts = models.PositiveIntegerField(default=0)  # trainers that failed here in a row, without a round between
+    failed_at = models.DateTimeField(null=True)  # when the last of them ended, as which exit code, and with what words
+    failure_code = models.IntegerField(null=True)
+    failure = models.CharField(max_length=200, blank=True)
     instance = models.CharField(max_length=80, blank=True)  # "": nobody has joined in this generation
     phase = models.CharField(max_length=12, blank=True)  # as last polled: ready | training | submitted | final
     state_round = models.PositiveIntegerField(null=True)  # it holds S_{state_round}

@@ -199,7 +199,13 @@ def _candidates(
     for island in islands.values():
         count = free[island.id] if job.gpus_per_island is None else job.gpus_per_island
         gpu = gpus.get(island.gpu)
-        if island.id in occupied or gpu is None or count < 1 or count > free[island.id]:
+        if (
+            island.id in occupied
+            or island.id in job.avoided_islands
+            or gpu is None
+            or count < 1
+            or count > free[island.id]
+        ):
             continue
         if job.allowed_gpus is not None and island.gpu not in job.allowed_gpus:
             continue

@@ -62,6 +62,7 @@ class Job:
     max_islands: int = 8
     gpus_per_island: int | None = None  # None: as many as the island has free
     allowed_gpus: frozenset[str] | None = None
+    avoided_islands: frozenset[str] = frozenset()  # where its trainers failed again and again, a while ago
     min_vram_gib: float | None = None
     deadline_min: int | None = None
     batch_tokens: int = 4096

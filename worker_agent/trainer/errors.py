@@ -5,11 +5,7 @@ Invariant: an error that ends the process on purpose (another process took over,
 
 from __future__ import annotations
 
-EXIT_DONE = 0  # finished, told to stop, or drained
-EXIT_ERROR = 1  # a defect or a refusal: the message is on stderr and in the status file
-EXIT_STALE = 3  # another process holds this member's place now
-EXIT_GONE = 4  # the assignment has ended
-EXIT_UNREACHABLE = 5  # the coordinator did not answer for as long as the configured patience
+from worker_agent.protocol import EXIT_ERROR, EXIT_GONE, EXIT_SPEC, EXIT_STALE, EXIT_UNREACHABLE
 
 
 class TrainerError(Exception):
@@ -20,6 +16,8 @@ class TrainerError(Exception):
 
 class SpecError(TrainerError):
     """The run specification cannot be trained as it stands; `field` names the part at fault."""
+
+    exit_code = EXIT_SPEC
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")

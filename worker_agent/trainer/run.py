@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from worker_agent.trainer.errors import EXIT_DONE, EXIT_ERROR, TrainerError
+from worker_agent.protocol import EXIT_DONE, EXIT_ERROR
+from worker_agent.trainer.errors import TrainerError
 from worker_agent.trainer.status import Status, StatusFile
 
 if TYPE_CHECKING:

@@ -24,6 +24,8 @@ import msgspec
 import torch
 
 from worker_agent.protocol import (
+    EXIT_DONE,
+    EXIT_ERROR,
     BuiltinData,
     FilesData,
     GptModel,
@@ -35,7 +37,7 @@ from worker_agent.protocol import (
 )
 from worker_agent.trainer.assemble import assemble
 from worker_agent.trainer.distributed import Group
-from worker_agent.trainer.errors import EXIT_DONE, EXIT_ERROR, TrainerError
+from worker_agent.trainer.errors import TrainerError
 from worker_agent.trainer.exchange_local import LocalCoordinator, RoundRecord, StepsFor
 from worker_agent.trainer.inner import ComputeOptions
 from worker_agent.trainer.learner import Learner

@@ -35,15 +35,20 @@ from marketplace.training.models import (
     JobState,
     Member,
     MemberState,
+    Round,
+    RoundState,
     job_id,
 )
 from marketplace.training.services.membership import TICK, member_gone, tell
 from marketplace.training.spec import artifacts_named, parameters_of, run_of_spec
+from worker_agent.protocol import EXIT_SPEC, EXIT_UNREACHABLE
 
 BY = "system:jobs"
 # From the last seal: evaluating and storing the last state takes a model's size, not a round.
 FINISH_LIMIT = timedelta(minutes=10)
 AT_ONCE = 200
+REJECTIONS_MAX = 2  # trainers that refuse what was submitted, before the job is ended
+FAILURES_IN_ALL = 12  # trainers of one job that fail without a round between, wherever
 GOING = (JobState.QUEUED, JobState.RUNNING, JobState.WAITING)
 HERE = (MemberState.ASSIGNED, MemberState.ACTIVE, MemberState.DRAINING)
 
@@ -120,6 +125,7 @@ def advance_jobs(now: datetime) -> int:
     """What follows from the rows alone; returns how many jobs moved. Each job in a transaction of its own."""
     places = Member.objects.filter(job=OuterRef("pk"), state__in=HERE, lease__state__in=LIVE)
     working = places.filter(state__in=[MemberState.ACTIVE, MemberState.DRAINING])
+    failed = Member.objects.filter(job=OuterRef("pk"), failed_at__isnull=False)
     jobs = Job.objects.order_by("pk")
     return (
         _each(jobs.filter(state__in=GOING, deadline_at__lte=now), lambda job: _past_deadline(job, now))
@@ -127,6 +133,7 @@ def advance_jobs(now: datetime) -> int:
             jobs.filter(Exists(working), state__in=[JobState.QUEUED, JobState.WAITING]), lambda job: _runs(job, now)
         )
         + _each(jobs.filter(~Exists(places), state=JobState.RUNNING), lambda job: _waits(job, now))
+        + _each(jobs.filter(Exists(failed), state__in=GOING), lambda job: _gives_up(job, now))
         + _each(jobs.filter(state=JobState.FINISHING), lambda job: _finish(job, now))
         + _each(jobs.filter(state__in=ENDED, settled_at=None), lambda job: _settle(job, now))
     )
@@ -143,6 +150,25 @@ def _runs(job: Job, now: datetime) -> bool:
 
 def _waits(job: Job, now: datetime) -> bool:
     return _move(job, JobState.WAITING, "it has no island now", now)
+
+
+def _gives_up(job: Job, now: datetime) -> bool:
+    """A job that fails wherever it is placed is ended before it costs its owner the budget.
+
+    It has to fail twice for what was submitted, and only as long as nothing was trained: an island that says so of a
+    job that trains elsewhere is wrong about the job."""
+    sealed = Round.objects.filter(job=job, state=RoundState.SEALED).order_by("-number").first()
+    since = job.created_at if sealed is None or sealed.sealed_at is None else sealed.sealed_at
+    failed = list(Member.objects.filter(job=job, failed_at__gt=since).order_by("-failed_at"))
+    rejected = [member for member in failed if member.failure_code == EXIT_SPEC]
+    if sealed is None and sum(member.restarts for member in rejected) >= REJECTIONS_MAX:
+        return _end(job, JobState.FAILED, f"what was submitted cannot be trained: {rejected[0].failure}", now)
+    faults = [member for member in failed if member.failure_code != EXIT_UNREACHABLE]
+    count = sum(member.restarts for member in faults)
+    if count >= FAILURES_IN_ALL:
+        why = f"its trainers failed {count} times without a round between, the last time: {faults[0].failure}"
+        return _end(job, JobState.FAILED, why, now)
+    return False
 
 
 def _past_deadline(job: Job, now: datetime) -> bool:

@@ -89,7 +89,7 @@ def member_gone(member_id: str, why: str, now: datetime, *, kind: str = "lost") 
     return True
 
 
-def next_generation(member: Member, why: str, now: datetime) -> bool:
+def next_generation(member: Member, why: str, now: datetime, *, exit_code: int | None = None) -> bool:
     """Its trainer ended before its time: the agent starts another, and what the old one still says is refused.
 
     Guarded by the generation seen, so that a report repeated with every sync restarts it once."""
@@ -97,18 +97,20 @@ def next_generation(member: Member, why: str, now: datetime) -> bool:
         rows = Member.objects.filter(
             pk=member.pk, generation=member.generation, state__in=[MemberState.ASSIGNED, MemberState.ACTIVE]
         )
-        if member.restarts + 1 >= FAILURES_MAX:
-            return rows.exists() and member_gone(
-                member.pk, f"its trainer failed {FAILURES_MAX} times in a row, the last time: {why}", now
-            )
         moved = rows.update(
             state=MemberState.ASSIGNED,
             generation=F("generation") + 1,
             restarts=F("restarts") + 1,
+            failed_at=now,
+            failure_code=exit_code,
+            failure=why[:REASON_LENGTH],
             instance="",
             phase="",
             state_round=None,
         )
+        if moved and member.restarts + 1 >= FAILURES_MAX:
+            words = f"its trainer failed {FAILURES_MAX} times in a row, the last time: {why}"
+            return member_gone(member.pk, words, now)
         if moved:
             words = f"The trainer on {member.lease.island.name} is started again: {why}"
             tell(member.job_id, "restarted", words, now, member=member.pk, generation=member.generation + 1)

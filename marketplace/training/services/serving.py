@@ -20,7 +20,7 @@ from marketplace.trading.models import Lease, LeasePurpose
 from marketplace.trading.selectors import LIVE
 from marketplace.trading.services import end_lease, lease_done
 from marketplace.training.models import Member, MemberState
-from marketplace.training.services.membership import member_gone, member_token, next_generation
+from marketplace.training.services.membership import REASON_LENGTH, member_gone, member_token, next_generation
 from worker_agent.protocol import Assignment, ProcessReport, TrainOrder
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def _take_end(agent: Agent, member: Member, report: ProcessReport, now: datetime
         return
     code = "" if report.exit_code is None else f" with code {report.exit_code}"
     why = report.message or f"its trainer ended{code}"
-    next_generation(member, why[:120], now)
+    next_generation(member, why[:REASON_LENGTH], now, exit_code=report.exit_code)
 
 
 def _close_accounts(agent: Agent, running: set[str], now: datetime) -> None:
