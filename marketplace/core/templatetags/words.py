@@ -33,14 +33,12 @@ _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 @register.filter
 def usd(amount_uusd: int | None, digits: int = 2) -> str | SafeString:
-    """ "$1,204.18", with every digit on hover."""
+    """ "$1,204.18", with every digit on hover; "<$0.01" for something that would otherwise be written as nothing."""
     if amount_uusd is None:
         return NOT_STATED
-    return format_html(
-        '<span class="usd" title="{}">{}</span>',
-        format_usd(amount_uusd, FULL_DIGITS),
-        format_usd(amount_uusd, digits),
-    )
+    least_uusd = 10 ** (FULL_DIGITS - digits)
+    shown = f"<{format_usd(least_uusd, digits)}" if 0 < amount_uusd < least_uusd else format_usd(amount_uusd, digits)
+    return format_html('<span class="usd" title="{}">{}</span>', format_usd(amount_uusd, FULL_DIGITS), shown)
 
 
 @register.filter

@@ -72,3 +72,11 @@ def test_a_brief_time_says_the_day_only_where_it_is_not_today() -> None:
     long_ago = render('{{ at|utc:"brief" }}', at=datetime(2025, 11, 30, 6, 12, 9, tzinfo=UTC))
     assert ">30 Nov 06:12 UTC</time>" in long_ago
     assert 'title="30 Nov 2025, ' in long_ago
+
+
+@pytest.mark.parametrize(
+    ("amount_uusd", "shown"),
+    [(0, "$0.00"), (1, "&lt;$0.01"), (9_999, "&lt;$0.01"), (10_000, "$0.01"), (-40_000, "-$0.04")],
+)
+def test_little_money_is_never_written_as_none(amount_uusd: int, shown: str) -> None:
+    assert f">{shown}</span>" in render("{{ amount|usd }}", amount=amount_uusd)
