@@ -152,9 +152,10 @@ class Spool:
         for entry in parsed.entries:
             self._take(entry)
         if self._base.epoch != epoch and good_base:
-            # Another enrolment: its records would be refused, and the counters begin anew by the protocol.
+            # Another enrolment: its records would be refused, and the counters begin anew by the protocol. Up to when
+            # each was counted is kept: the work may still be running, and an instant counts in one epoch only.
             self._base = _Base(epoch=epoch, next_seq=1, acked_seq=0)
-            self._latest = {}
+            self._latest = {key: _emptied(entry) for key, entry in self._latest.items()}
         elif self.damaged_lines or not good_base:
             self._base.epoch = epoch
             self._base.next_seq += _SEQ_RESERVE
@@ -239,6 +240,11 @@ def _parse(content: bytes) -> _Parsed:
         except msgspec.DecodeError:
             damaged += 1
     return _Parsed(base, entries, damaged)
+
+
+def _emptied(entry: SpoolEntry) -> SpoolEntry:
+    """With nothing to report, as of a number before the first."""
+    return msgspec.structs.replace(entry, record=msgspec.structs.replace(entry.record, seq=0, gpu_ms_total=0))
 
 
 def _line(payload: bytes) -> bytes:

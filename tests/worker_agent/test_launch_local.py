@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ def is_over(launcher: LocalLauncher, handle: Handle) -> bool:
 def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
     launcher = LocalLauncher(COMMAND)
     yield launcher
-    for handle in launcher.adopt(tmp_path):
+    for handle in [*launcher.adopt(tmp_path), *launcher.adopt(tmp_path / "work")]:
         launcher.stop(handle, force=True)
         wait_until(partial(is_over, launcher, handle), limit_s=5, what="cleared")
 
@@ -92,6 +93,17 @@ def test_a_process_whose_handle_was_never_written_is_found(launcher: LocalLaunch
     (found,) = LocalLauncher(COMMAND).adopt(tmp_path)
     assert (found.pid, found.start_ticks, found.generation) == (handle.pid, handle.start_ticks, 3)
     assert abs(found.started_monotonic_ms - handle.started_monotonic_ms) < 1000
+
+
+def test_a_copied_home_takes_over_nothing_of_the_one_it_was_copied_from(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    handle = launcher.start(order(tmp_path / "work"))
+    wait_until(lambda: working(handle), limit_s=5, what="at work")
+    shutil.copytree(tmp_path / "work", tmp_path / "copied")
+    (tmp_path / "linked").symlink_to(tmp_path / "work")
+    assert list(LocalLauncher(COMMAND).adopt(tmp_path / "copied")) == []
+    assert list(LocalLauncher(COMMAND).adopt(tmp_path / "linked")) == [handle]
 
 
 def test_a_reused_pid_is_not_mistaken(tmp_path: Path) -> None:

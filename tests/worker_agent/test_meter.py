@@ -11,8 +11,8 @@ from worker_agent.meter import ADOPTION_CAP_MS, Meter
 from worker_agent.spool import Spool
 
 
-def meter_in(folder: Path, boot: str = "boot") -> Meter:
-    return Meter(Spool(folder / "s", 1), boot)
+def meter_in(folder: Path, boot: str = "boot", epoch: int = 1) -> Meter:
+    return Meter(Spool(folder / "s", epoch), boot)
 
 
 def test_elapsed_time_is_multiplied_by_gpus(tmp_path: Path) -> None:
@@ -54,6 +54,17 @@ def test_an_adopted_process_goes_on_from_the_last_record(tmp_path: Path) -> None
     again.adopt("a", 9000, started_ms=900)
     again.count("a", 10_000, gpus=2, start_ms=0, stop_ms=99_000)
     assert again.total("a") == 2 * 9000
+
+
+def test_what_was_counted_before_an_enrolment_is_not_counted_again(tmp_path: Path) -> None:
+    meter = meter_in(tmp_path)
+    meter.count("a", 1000, gpus=2, start_ms=0, stop_ms=99_000)
+    meter.count("a", 4000, gpus=2, start_ms=0, stop_ms=99_000)
+    meter.record(4000, 0)
+    enrolled_anew = meter_in(tmp_path, epoch=2)
+    enrolled_anew.adopt("a", 9000, started_ms=900)
+    enrolled_anew.count("a", 10_000, gpus=2, start_ms=0, stop_ms=99_000)
+    assert enrolled_anew.total("a") == 2 * 6000
 
 
 def test_a_long_absence_is_claimed_only_up_to_the_cap(tmp_path: Path) -> None:

@@ -38,7 +38,18 @@ def test_a_total_never_falls(tmp_path: Path) -> None:
 
 def test_another_epoch_begins_anew(tmp_path: Path) -> None:
     append(Spool(tmp_path / "s", 1), "a", 10)
-    assert Spool(tmp_path / "s", 2).pending() == []
+    spool = Spool(tmp_path / "s", 2)
+    assert spool.pending() == []
+    assert append(spool, "a", 3) == 1
+    assert totals(Spool(tmp_path / "s", 2)) == {"a": 3}
+
+
+def test_up_to_when_was_counted_outlives_the_epoch(tmp_path: Path) -> None:
+    append(Spool(tmp_path / "s", 1), "a", 10)
+    for _ in range(2):  # as it was read, and as it was written back
+        entry = Spool(tmp_path / "s", 2).latest("a")
+        assert entry is not None
+        assert (entry.record.gpu_ms_total, entry.counted_until_ms, entry.kernel_boot_id) == (0, 10, BOOT)
 
 
 def test_the_file_stays_small_however_long_the_server_is_away(tmp_path: Path) -> None:

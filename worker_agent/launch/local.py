@@ -121,6 +121,8 @@ class LocalLauncher:
         found: list[Handle] = []
         for workdir in sorted(work_path.iterdir()) if work_path.is_dir() else []:
             handle = _read_handle(workdir / HANDLE_FILE)
+            if handle is not None and not _lies_in(handle, workdir):
+                handle = None  # a copy of another home: the process it names is the other agent's
             if handle is None or not is_alive(handle):
                 handle = _by_command_line(workdir) or handle
             if handle is not None:
@@ -207,6 +209,13 @@ def _told_exit_code(handle: Handle) -> int | None:
     status = read_status(Path(handle.workdir))
     code = status.get("exit_code")
     return code if status.get("pid") == handle.pid and isinstance(code, int) else None
+
+
+def _lies_in(handle: Handle, workdir: Path) -> bool:
+    try:
+        return os.path.samefile(handle.workdir, workdir)
+    except OSError:
+        return False
 
 
 def _read_handle(path: Path) -> Handle | None:
