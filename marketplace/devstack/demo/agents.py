@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,9 @@ class Cluster:
         self.name = name
         self.home = home
         self._server_url = server_url
+        self._gpus, self._gpu_name = gpus, gpu_name
         self._pose = ["--simulate-gpus", str(gpus), "--gpu-name", gpu_name]
+        self._log = home / "agent.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -43,7 +46,7 @@ class Cluster:
 
     def run(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
-        with open(self.home / "agent.log", "ab") as log:
+        with open(self._log, "ab") as log:
             self._process = subprocess.Popen(
                 self._command("run", "--device", "cpu", *self._pose),
                 stdin=subprocess.DEVNULL,
@@ -55,30 +58,50 @@ class Cluster:
 
     def pull_the_plug(self) -> list[int]:
         """SIGKILL to the agent and to every trainer it runs, as a power cut would; returns the pids."""
-        process, self._process = self._process, None
-        if process is None:
-            return []
-        killed = []
         # The agent first: it must not see its trainers die, and start or report anything.
-        for pid in [process.pid, *self.trainer_pids()]:
+        return [*self.kill_agent(), *self.kill_trainers()]
+
+    def kill_agent(self) -> list[int]:
+        """SIGKILL to the agent alone: its trainers live on, for the next `run` to take over. Returns its pid."""
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return []
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return [process.pid]
+
+    def kill_trainers(self) -> list[int]:
+        """SIGKILL to every trainer of this home; returns their pids."""
+        killed = []
+        for pid in self.trainer_pids():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
                 killed.append(pid)
-        process.wait()
         return killed
 
     def stop(self) -> None:
-        """SIGTERM, which drains; what does not leave in time is killed."""
+        """SIGTERM, which drains; what does not leave in time, or has no agent any more, is killed."""
         process = self._process
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            process.wait(DRAIN_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self.pull_the_plug()
-        self._process = None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(DRAIN_LIMIT_S)
+        self.pull_the_plug()
+
+    def copied_to(self, home: Path) -> Cluster:
+        """Another on a copy of this home, as out of a backup; it has said nothing yet."""
+        shutil.copytree(self.home, home, ignore=shutil.ignore_patterns(self._log.name))
+        return Cluster(self.name, home, self._server_url, gpus=self._gpus, gpu_name=self._gpu_name)
+
+    def exit_code(self) -> int | None:
+        """What the agent ended with; None while it runs, and before it did."""
+        return None if self._process is None else self._process.poll()
+
+    def said(self) -> str:
+        """Everything its agent has said so far, over all its starts."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def trainer_pids(self) -> list[int]:
         """The session leaders that were started with a configuration out of this home."""

@@ -40,6 +40,9 @@ class Customer:
     def post(self, path: str, body: dict[str, Any]) -> Any:
         return self._send("POST", path, json=body, headers={"Idempotency-Key": str(uuid.uuid4())})
 
+    def patch(self, path: str, body: dict[str, Any]) -> Any:
+        return self._send("PATCH", path, json=body)
+
     def items(self, path: str, **query: Any) -> Iterator[dict[str, Any]]:
         """All items of a list, page by page."""
         page = self.get(path, **query)

@@ -77,27 +77,15 @@ def seller_lines(voice: Voice, seller: Customer) -> None:
     voice.table(("what", "ref", "earned", "our fee, taken off"), rows, "llrr")
 
 
-def about_training(
-    job: dict[str, Any], rounds: Sequence[dict[str, Any]], *, cut: tuple[str, int], late: str
-) -> list[Claim]:
+def about_training(job: dict[str, Any], rounds: Sequence[dict[str, Any]]) -> list[Claim]:
+    """What holds of any run that came to its end, whatever happened to it on the way."""
     first, last = job["bits_per_byte_first"], job["bits_per_byte_last"]
-    name, number = cut
-    seats_of_cut = [seat for each in rounds for seat in each["seats"] if seat["island_name"] == name]
-    in_its_round = [
-        seat["refused_why"]
-        for each in rounds
-        if each["number"] == number
-        for seat in each["seats"]
-        if seat["island_name"] == name and not seat["accepted"]
-    ]
-    by_late = sum(seat["accepted"] is True for each in rounds for seat in each["seats"] if seat["island_name"] == late)
     differing = [
         each["number"]
         for each in rounds
         if any(seat["state_digest"] not in ("", each["state_digest"]) for seat in each["seats"])
     ]
     hashed = sum(bool(each["state_digest"]) for each in rounds)
-    took_part = {seat["island_name"] for each in rounds for seat in each["seats"] if seat["accepted"]}
     return [
         Claim("the job succeeded", job["state"] == "succeeded", job["reason"]),
         Claim(
@@ -110,6 +98,28 @@ def about_training(
             first is not None and last is not None and last < LEARNT_BITS_PER_BYTE < first,
             f"{first or 0:.3f} -> {last or 0:.3f} bits per byte",
         ),
+        Claim(
+            "every state was the same on every island",
+            not differing and hashed == len(rounds),
+            f"{hashed} of {len(rounds)} states hashed, {len(differing)} differed",
+        ),
+    ]
+
+
+def about_islands(rounds: Sequence[dict[str, Any]], *, cut: tuple[str, int], late: str) -> list[Claim]:
+    """That islands went and came while it trained: `cut` was cut off in a round, `late` joined after that."""
+    name, number = cut
+    seats_of_cut = [seat for each in rounds for seat in each["seats"] if seat["island_name"] == name]
+    in_its_round = [
+        seat["refused_why"]
+        for each in rounds
+        if each["number"] == number
+        for seat in each["seats"]
+        if seat["island_name"] == name and not seat["accepted"]
+    ]
+    by_late = sum(seat["accepted"] is True for each in rounds for seat in each["seats"] if seat["island_name"] == late)
+    took_part = {seat["island_name"] for each in rounds for seat in each["seats"] if seat["accepted"]}
+    return [
         Claim("four islands took part", len(took_part) == 4, ", ".join(sorted(took_part))),
         Claim(
             "the round in which one was cut off went on without it",
@@ -117,11 +127,6 @@ def about_training(
             f"{name} in round {number}: {', '.join(in_its_round) or 'counted'}",
         ),
         Claim("the island that came late trained too", by_late > 0, f"{late} in {by_late} rounds"),
-        Claim(
-            "every state was the same on every island",
-            not differing and hashed == len(rounds),
-            f"{hashed} of {len(rounds)} states hashed, {len(differing)} differed",
-        ),
     ]
 
 
