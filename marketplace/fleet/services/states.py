@@ -62,10 +62,12 @@ def sweep_liveness(now: datetime) -> list[str]:
         for agent in silent:
             silent_ms = to_ms(now) - to_ms(agent.last_seen_at or agent.enrolled_at)
             target = judge(agent.island.state, silent_ms, sync_ms)
-            if target is not None and move(agent.island, target, _words(silent_ms), now=now):
+            if target is not None and move(agent.island, target, _words(agent, silent_ms), now=now):
                 changed.append(agent.island_id)
     return changed
 
 
-def _words(silent_ms: int) -> str:
+def _words(agent: Agent, silent_ms: int) -> str:
+    if agent.draining:
+        return "its agent has stopped, as it was asked to"
     return f"no beat of its agent for {silent_ms / 1000:.0f} s"

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.django_db
 
 def test_a_visitor_sees_offers_with_how_old_they_are(client: Client, django_assert_max_num_queries: Any) -> None:
     call_command("load_catalogue")
-    with django_assert_max_num_queries(7):
+    with django_assert_max_num_queries(8):
         page = client.get("/market", {"gpu": "H100", "spot": "no"}).content.decode()
     assert "H100 SXM 80 GB" in page
     assert "list price, seen 24 May 2026, not bookable" in page

@@ -83,6 +83,7 @@ def test_an_agent_that_left_in_order_is_lost_in_the_end_and_never_suspect() -> N
     assert after(20) == []
     assert after(50) == [made.id]
     assert Island.objects.get().state == IslandState.LOST
+    assert FleetEvent.objects.get(kind="lost").message == "its agent has stopped, as it was asked to"
 
 
 def test_a_change_of_state_wakes_the_scheduler_after_commit(

@@ -159,3 +159,15 @@ def test_who_may_only_look_sees_no_buttons_and_can_press_none(client: Client) ->
     island.refresh_from_db()
     assert island.state == IslandState.REGISTERED
     assert page.post("/islands/new", typed()).status_code == 403
+
+
+def test_an_island_whose_agent_was_stopped_is_not_shown_as_lost(page: Client, ada: Actor) -> None:
+    island = build.island(ada)
+    build.enrolled(ada, island)
+    Island.objects.update(state=IslandState.LOST)
+    assert "Lost" in page.get("/islands").content.decode()
+    Agent.objects.update(draining=True)
+    for path in ("/islands", f"/islands/{island.pk}"):
+        shown = page.get(path).content.decode()
+        assert "Stopped" in shown
+        assert "Lost" not in shown

@@ -13,7 +13,7 @@ from marketplace.accounts.models import Organisation, Role, User
 from marketplace.accounts.services import ensure_organisation
 from marketplace.billing.services.holds import deposit, hold
 from marketplace.core.clock import database_now
-from marketplace.fleet.models import Island
+from marketplace.fleet.models import Island, IslandState
 from marketplace.trading.models import Lease, LeaseState
 from marketplace.trading.services import rent
 from tests.marketplace.trading.market import PRICE, USD, cash_uusd
@@ -176,6 +176,10 @@ def test_the_market_page_shows_our_own_islands_first(client: Client, island: Isl
     shown = client.get("/market").content.decode()
     assert shown.index(island.name) < shown.index("List prices")
     assert f"/islands/{island.pk}/rent" in shown
+    Island.objects.filter(pk=island.pk).update(state=IslandState.LOST)
+    shown = client.get("/market").content.decode()
+    assert f"/islands/{island.pk}/rent" not in shown
+    assert "Not shown: 1 whose agent is not heard" in shown
 
 
 def test_a_settled_lease_shows_what_was_returned(page: Client, mine: Organisation, island: Island) -> None:
