@@ -40,6 +40,7 @@ from marketplace.training.spec import JobSpecForm
 
 KEY = OpenApiParameter(HEADER, str, OpenApiParameter.HEADER, required=True, description="The same key: the same job.")
 EVENTS_MAX = 500
+ROUNDS_MAX = 1_000
 
 
 class Pages(LimitOffsetPagination):
@@ -344,19 +345,21 @@ class JobEventsView(APIView):
 
 class MetricsQuery(serializers.Serializer[Any]):
     after_round = serializers.IntegerField(required=False, default=-1, min_value=-1, max_value=2**31 - 1)
+    limit = serializers.IntegerField(required=False, default=ROUNDS_MAX, min_value=1, max_value=ROUNDS_MAX)
 
 
 class JobMetricsView(APIView):
     @extend_schema(operation_id="jobs_metrics", parameters=[MetricsQuery], responses=MetricsOut)
     def get(self, request: Request, job_id: str) -> Response:
-        """Every sealed round with what it cost, what came of it and who took part; and the open one."""
+        """The sealed rounds in order, each with what it cost, what came of it and who took part; and the open one. Ask
+        again with `after_round` set to the last number for more."""
         form = MetricsQuery(data=request.query_params)
         form.is_valid(raise_exception=True)
         job = selectors.job_for(current_actor(request).organisation, job_id)
         sealed = selectors.rounds_of(job).filter(number__gt=form.validated_data["after_round"])
         opened = selectors.open_round_of(job)
         body = {
-            "rounds": [round_body(each) for each in sealed],
+            "rounds": [round_body(each) for each in sealed[: form.validated_data["limit"]]],
             "open_round": None if opened is None else round_body(opened),
         }
         return Response(body)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django.db.models import Count, Prefetch, Q, QuerySet, Sum
+from django.db.models import Count, F, Prefetch, Q, QuerySet, Sum
+from django.db.models.functions import Greatest, Mod
 
 from marketplace.accounts.models import Organisation
 from marketplace.billing.models import AccountKind, LedgerAccount, Meter
@@ -74,6 +75,14 @@ def rounds_of(job: Job) -> QuerySet[Round]:
     seats = Seat.objects.select_related("member__lease__island").order_by("member_id")
     sealed = Round.objects.filter(job=job, state=RoundState.SEALED)
     return sealed.prefetch_related(Prefetch("seats", queryset=seats)).order_by("number")
+
+
+def thinned(rounds: QuerySet[Round], points: int) -> QuerySet[Round]:
+    """Rounds for a picture: of each job at most about twice `points`, evenly, and always the last."""
+    every = Greatest(1, F("job__rounds_sealed") / points)
+    return rounds.annotate(beside=Mod(F("number"), every)).filter(
+        Q(beside=0) | Q(number=F("job__rounds_sealed") - 1), state=RoundState.SEALED
+    )
 
 
 def open_round_of(job: Job) -> Round | None:

@@ -94,13 +94,15 @@ class Timeline:
     rounds_hidden: int
 
 
-def timeline_of(places: Sequence[Place], works: Sequence[Work], *, now: datetime) -> Timeline | None:
-    """None while there is nothing to show."""
+def timeline_of(
+    places: Sequence[Place], works: Sequence[Work], *, now: datetime, rounds_before: int = 0
+) -> Timeline | None:
+    """None while there is nothing to show. `rounds_before`: how many there were before those given."""
     if not places:
         return None
     numbers = sorted({work.number for work in works})
     shown = set(numbers[-ROUNDS_SHOWN:])
-    hidden = len(numbers) - len(shown)
+    hidden = rounds_before + len(numbers) - len(shown)
     drawn = [work for work in works if work.number in shown]
     start = min(place.created_at for place in places)
     if hidden and drawn:

@@ -15,6 +15,7 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
+from django.db.models import Sum
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -26,15 +27,17 @@ from marketplace.accounts.access import Action, Actor, current_actor, may
 from marketplace.core.clock import database_now
 from marketplace.core.errors import InvalidInput, Problem
 from marketplace.core.money import parse_usd
-from marketplace.training import selectors, services
+from marketplace.training import selectors, services, timeline
 from marketplace.training.models import ENDED, Job, JobEvent, Member, Round
 from marketplace.training.services.blobs import download_url
 from marketplace.training.spec import JobSpecForm, parameters_of
-from marketplace.training.timeline import Place, Work, spark, timeline_of
+from marketplace.training.timeline import Place, Work, spark
 
 PAGE = 25
 EVENTS_SHOWN = 40
 ROUNDS_SHOWN = 12
+CURVE_POINTS = 500
+SPARK_POINTS = 60
 CODECS = ("int4", "int8", "bf16", "fp32")
 # What the form starts with: a run small enough to be watched to its end, on any island.
 FIRST: dict[str, str] = {
@@ -139,7 +142,7 @@ def live(request: HttpRequest, job_id: str) -> HttpResponse:
 def curve(request: HttpRequest, job_id: str) -> JsonResponse:
     """Held-out bits per byte and training loss against tokens, dollars or time."""
     found = selectors.job_for(current_actor(request).organisation, job_id)
-    rounds = list(selectors.rounds_of(found).prefetch_related(None))
+    rounds = list(selectors.thinned(selectors.rounds_of(found).prefetch_related(None), CURVE_POINTS))
     began = found.started_at or found.created_at
     heldout = [_point(each, began, each.heldout_bits_per_byte) for each in rounds]
     if found.bits_per_byte_first is not None:
@@ -193,20 +196,21 @@ def _standing(found: Job, actor: Actor) -> dict[str, Any]:
     now = database_now()
     money = selectors.money_of([found])[found.pk]
     members = list(selectors.members_of(found))
-    sealed = list(selectors.rounds_of(found))
+    sealed = list(selectors.rounds_of(found).filter(number__gte=found.rounds_sealed - timeline.ROUNDS_SHOWN))
     opened = selectors.open_round_of(found)
     rounds = sealed + ([opened] if opened else [])
-    end = found.ended_at or now
-    timeline = timeline_of([_place(member) for member in members], _works(rounds), now=end)
+    before = max(0, found.rounds_sealed - len(sealed))
+    places = [_place(member) for member in members]
+    picture = timeline.timeline_of(places, _works(rounds), now=found.ended_at or now, rounds_before=before)
     used = _percent(money.spent_uusd, money.budget_uusd)
     return {
         "job": found,
         "money": money,
         "members": members,
-        "timeline": timeline,
+        "timeline": picture,
         "rounds": [_row(each) for each in reversed(sealed[-ROUNDS_SHOWN:])],
-        "rounds_total": len(sealed),
-        "bytes_sent": sum(each.bytes_sent for each in sealed),
+        "rounds_total": found.rounds_sealed,
+        "bytes_sent": Round.objects.filter(job=found).aggregate(sent=Sum("bytes_sent"))["sent"] or 0,
         # Sealed rounds have a table of their own.
         "events": list(JobEvent.objects.filter(job=found).exclude(kind="sealed").order_by("-pk")[:EVENTS_SHOWN]),
         "checkpoints": list(selectors.results_of(found)[:3]),
@@ -279,7 +283,8 @@ def _is_bytes(found: Job) -> bool:
 
 
 def _curves(job_ids: Sequence[str]) -> dict[str, list[float]]:
-    rows = Round.objects.filter(job__in=job_ids, heldout_bits_per_byte__isnull=False).order_by("job_id", "number")
+    sealed = Round.objects.filter(job__in=job_ids, heldout_bits_per_byte__isnull=False)
+    rows = selectors.thinned(sealed, SPARK_POINTS).order_by("job_id", "number")
     curves: dict[str, list[float]] = {}
     for key, bits in rows.values_list("job_id", "heldout_bits_per_byte"):
         curves.setdefault(key, []).append(bits or 0.0)
