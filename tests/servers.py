@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
+import logging
 import shutil
 import tempfile
 import time
@@ -16,6 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+import httpx
 
 from marketplace.devstack.ports import free_port
 from marketplace.devstack.postgres import STOP_SIGNAL, Account, Postgres, PostgresError, make_home
@@ -127,3 +130,23 @@ def running_valkey() -> Iterator[str]:
                 yield server.url()
             finally:
                 end(child)
+
+
+@contextlib.contextmanager
+def s3_server(bucket: str = "artifacts") -> Iterator[str]:
+    """An empty S3 store with one bucket over real HTTP; yields its address. One at a time in a process: its objects are
+    the process's."""
+    # Here, because nobody else needs it and it takes a second to import.
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        url = f"http://{host}:{port}"
+        httpx.post(f"{url}/moto-api/reset", trust_env=False).raise_for_status()
+        httpx.put(f"{url}/{bucket}", trust_env=False).raise_for_status()
+        yield url
+    finally:
+        server.stop()

@@ -1,5 +1,5 @@
 """A customer's own model and own text, uploaded over REST, trained on two islands by real agents, and the checkpoint
-fetched by its signed address."""
+fetched by its signed address; with the artifacts on the server's disk, and in an S3 store."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from marketplace.devstack.demo.story import BUYER, PLANS, SELLER, Story
 from marketplace.devstack.demo.voice import Voice
 from marketplace.devstack.stack import Stack
 from marketplace.devstack.state import StateDir
+from tests.servers import s3_server
 
 pytestmark = pytest.mark.prove
 
@@ -54,9 +55,20 @@ WIDTH = 32
 PARAMETERS = 2 * 256 * WIDTH + WIDTH * WIDTH + WIDTH * 256
 
 
+@pytest.fixture(params=["disk", "s3"])
+def store(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """The variables that name where artifacts are kept."""
+    if request.param == "disk":
+        yield {}
+        return
+    with s3_server("artifacts") as url:
+        keys = {"S3_ACCESS_KEY_ID": "key", "S3_SECRET_ACCESS_KEY": "secret"}
+        yield {"S3_BUCKET": "artifacts", "S3_ENDPOINT_URL": url, **keys}
+
+
 @pytest.fixture
-def story(tmp_path: Path) -> Iterator[Story]:
-    env = {"ARCHIPELAGO_FLEET_SYNC_MS": "1000"}
+def story(tmp_path: Path, store: dict[str, str]) -> Iterator[Story]:
+    env = {"ARCHIPELAGO_FLEET_SYNC_MS": "1000", **store}
     with Stack(StateDir(tmp_path / "state"), web_port=0, fragile=True, env=env) as stack:
         told = Story(stack, Voice(io.StringIO()), tmp_path / "agents")
         try:
@@ -74,7 +86,7 @@ def upload(buyer: Customer, kind: str, name: str, content: bytes) -> str:
     )
     where = announced["upload"]
     sent = httpx.request(where["method"], where["url"], headers=where["headers"], content=content, trust_env=False)
-    assert sent.status_code == 201
+    assert sent.is_success
     assert buyer.get(f"artifacts/{announced['id']}")["stored"]
     return str(announced["id"])
 
