@@ -10,6 +10,8 @@ from marketplace.fleet.models import IslandState
 
 SUSPECT_AFTER_BEATS = 3
 LOST_AFTER_BEATS = 9
+# While nobody at all is heard it is more likely we who hear nothing, and there is no island to move work to.
+LOST_AFTER_BEATS_OF_ALL = 36
 # Where silence means something.
 WATCHED = (IslandState.ONLINE, IslandState.SUSPECT, IslandState.DRAINING)
 
@@ -18,15 +20,17 @@ def suspect_after_ms(sync_ms: int) -> int:
     return SUSPECT_AFTER_BEATS * sync_ms
 
 
-def lost_after_ms(sync_ms: int) -> int:
-    return LOST_AFTER_BEATS * sync_ms
+def lost_after_ms(sync_ms: int, *, all_silent: bool = False) -> int:
+    return (LOST_AFTER_BEATS_OF_ALL if all_silent else LOST_AFTER_BEATS) * sync_ms
 
 
-def judge(state: str, silent_ms: int, sync_ms: int) -> IslandState | None:
+def judge(state: str, silent_ms: int, sync_ms: int, *, all_silent: bool = False) -> IslandState | None:
     """The state an island in `state` falls to after `silent_ms` without a beat; None: it stays.
 
-    An agent that drains is expected to fall silent: it is never suspect, only lost in the end."""
-    if state in WATCHED and silent_ms >= lost_after_ms(sync_ms):
+    An agent that drains is expected to fall silent, alone or with all others: it is never suspect, only lost in the
+    end."""
+    excused = all_silent and state != IslandState.DRAINING
+    if state in WATCHED and silent_ms >= lost_after_ms(sync_ms, all_silent=excused):
         # The way to lost leads over suspect, one step a sweep, so that no move skips its event.
         return IslandState.SUSPECT if state == IslandState.ONLINE else IslandState.LOST
     if state == IslandState.ONLINE and silent_ms >= suspect_after_ms(sync_ms):

@@ -183,6 +183,7 @@ class Agent(models.Model):
     beat = models.BigIntegerField(default=0)
     draining = models.BooleanField(default=False)
     last_seen_at = models.DateTimeField(null=True)  # the last beat that counted
+    heard_since = models.DateTimeField(null=True)  # the first of the beats that came without a break until then
     usage_acked_seq = models.BigIntegerField(default=0)
 
     class Meta:

@@ -15,7 +15,6 @@ from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
-from django.core.signing import BadSignature, Signer
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
@@ -26,6 +25,7 @@ from marketplace.billing.models import Meter
 from marketplace.core.clock import database_now, minute_of, minute_start
 from marketplace.core.errors import InvalidInput, Problem
 from marketplace.core.money import UUSD_PER_USD, window_cost_uusd
+from marketplace.core.tickets import Tickets
 from marketplace.fleet.models import Island
 from marketplace.trading import selectors, services
 from marketplace.trading.chart import WindowChart, window_chart
@@ -42,7 +42,7 @@ ENDED_BECAUSE = {
     "island_lost": "the island was lost",
 }
 MINUTE_FORMAT = "%Y-%m-%dT%H:%M"
-_tickets = Signer(salt="trading.rent")
+_tickets = Tickets("trading.rent")
 
 
 def _minute_field(**options: Any) -> forms.DateTimeField:
@@ -84,7 +84,7 @@ def rent(request: HttpRequest, island_id: str) -> HttpResponse:
                     island_id=island.pk,
                     by=actor.name,
                     now=now,
-                    lease_id=_ticket(request.POST.get("ticket", "")),
+                    lease_id=_tickets.read(request.POST.get("ticket", "")),
                     **asked,
                 )
             except Problem as problem:
@@ -173,7 +173,7 @@ def _rent_page(
         "ends": None if quote is None or quote.window is None else minute_start(quote.window.end_min),
         "fee_bps": settings.MARKET_FEE_BPS,
         "free": selectors.free_now([island], minute_of(now))[island.pk],
-        "ticket": _tickets.sign(lease_id()),
+        "ticket": _tickets.issue(lease_id()),
         "may_rent": may(actor, Action.WORK),
         "spendable_uusd": selectors.spendable_uusd(actor.organisation),
         "now": now,
@@ -269,14 +269,6 @@ def _put_on(form: forms.Form, problem: Problem) -> None:
             placed = True
     if not placed:
         form.add_error(None, problem.message)
-
-
-def _ticket(text: str) -> str | None:
-    """The id the form carries. Without a good one the form is a wish still, only not safe from being sent twice."""
-    try:
-        return _tickets.unsign(text)
-    except BadSignature:
-        return None
 
 
 def _wants_part(request: HttpRequest) -> bool:

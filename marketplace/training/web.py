@@ -27,13 +27,16 @@ from marketplace.accounts.access import Action, Actor, current_actor, may
 from marketplace.core.clock import database_now
 from marketplace.core.errors import InvalidInput, Problem
 from marketplace.core.money import parse_usd
+from marketplace.core.tickets import FIELD, Tickets
 from marketplace.training import selectors, services, timeline
 from marketplace.training.models import ENDED, Job, JobEvent, Member, Round
+from marketplace.training.models import job_id as new_job_id
 from marketplace.training.services.blobs import download_url
 from marketplace.training.spec import JobSpecForm, parameters_of
 from marketplace.training.timeline import Place, Work, spark
 
 PAGE = 25
+_tickets = Tickets("training.job")
 EVENTS_SHOWN = 40
 ROUNDS_SHOWN = 12
 CURVE_POINTS = 500
@@ -96,7 +99,8 @@ def new_job(request: HttpRequest) -> HttpResponse:
         form = JobSpecForm(data=spec, context={"now": now})
         try:
             form.is_valid(raise_exception=True)
-            job = services.submit_job(actor, form.validated_data, now)
+            key = _tickets.read(request.POST.get(FIELD, ""))
+            job = services.submit_job(actor, form.validated_data, now, key=key)
         except ValidationError as error:
             errors = _by_field(error.detail)
         except Problem as problem:
@@ -379,7 +383,7 @@ def _form(
     problem: Problem | None = None,
 ) -> HttpResponse:
     said = {"typed": typed, "errors": errors or {}, "problem": problem, "codecs": CODECS}
-    context = {**said, **_call(request, typed)}
+    context = {**said, "ticket": _tickets.issue(new_job_id()), **_call(request, typed)}
     return render(request, "training/new_job.html", context, status=status)
 
 

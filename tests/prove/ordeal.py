@@ -24,12 +24,13 @@ from marketplace.devstack.demo.agents import Cluster
 from marketplace.devstack.demo.customer import Customer
 from marketplace.devstack.demo.story import Plan, Story
 from marketplace.devstack.stack import Stack
+from marketplace.fleet.liveness import LOST_AFTER_BEATS
 from tests.servers import wait_until
 from worker_agent.protocol import PROTOCOL_VERSION, SyncRequest, UsageRecord
 from worker_agent.state import Home, Identity
 
 # Rounds of about three seconds on two cores, and more of them than the kills take.
-TOKENS = 5_000_000
+TOKENS = 6_000_000
 SPEC: dict[str, Any] = {**demo.SPEC, "name": "a run that is not left in peace", "tokens": TOKENS}
 # Takes no leases: that its silence is noticed shows that beat, broker, worker and database do their work together.
 SENTINEL = Plan("sentinel", "l40s-pcie-48g", "NVIDIA L40S", 1, 9_000_000, 100)
@@ -39,6 +40,8 @@ ENDED = ("succeeded", "stopped", "cancelled", "failed")
 # A round's deadline, the silence after which a member is left out, and a trainer's start on a busy machine.
 RECOVERY_LIMIT_S = 75.0
 RUN_LIMIT_S = 240.0
+# Half as long again as the silence after which an island counts as lost, where agents call every second.
+LONG_S = 1.5 * LOST_AFTER_BEATS
 A_LOT_GPU_MS = 10**9
 
 
@@ -77,6 +80,7 @@ class Ordeal:
     job_id: str
     kills: list[Kill] = field(default_factory=list)
     fenced: Fenced | None = None
+    dark_s: float = 0.0  # how long the cluster without power was off, at least
     job: dict[str, Any] = field(default_factory=dict)
     rounds: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -104,6 +108,8 @@ class Ordeal:
         for service in ("web", "postgres"):
             with self.killing(service):
                 self.kill_service(service)
+        with self.killing("web, for long"):
+            self.hear_nobody_for_long()
         with self.killing("an agent, for another in its place"):
             self.fenced = self.enrol_another()
 
@@ -135,9 +141,13 @@ class Ordeal:
         assert cluster.trainer_pids() == trainers
 
     def cut_the_power(self) -> None:
+        """For long enough to be noticed, not to be lost; the round goes on without it."""
         cluster = self.clusters[POWER_LOST]
         sealed, killed = self.sealed(), cluster.pull_the_plug()
         assert len(killed) == 2
+        went_dark = time.monotonic()
+        self.until(lambda: self.story.island(self.seller, POWER_LOST)["state"] == "suspect", "its silence is noticed")
+        self.dark_s = time.monotonic() - went_dark
         cluster.run()
         self.counts_again(POWER_LOST, sealed)
 
@@ -145,6 +155,15 @@ class Ordeal:
         pid = self.stack.kill(name)
         self.stack.wait_ready(name)
         assert self.stack.pid(name) not in {None, pid}
+
+    def hear_nobody_for_long(self) -> None:
+        """The server is away for longer than an island may be silent: that is no island's fault."""
+        self.stack.kill("web", revive=False)
+        silence = "SELECT EXTRACT(EPOCH FROM clock_timestamp() - max(last_seen_at)) FROM fleet_agent"
+        wait_until(lambda: self.query(silence)[0][0] > LONG_S, limit_s=2 * LONG_S, what="nobody is heard", every_s=0.5)
+        self.stack.start("web")
+        for name in (TRAINER_LOST, AGENT_LOST, POWER_LOST):
+            self.counts_again(name, self.sealed())
 
     def sentinel_is_watched(self) -> None:
         pid = self.clusters[SENTINEL.name].pid

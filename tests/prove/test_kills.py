@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,7 @@ def test_the_run_went_on_after_every_kill(ordeal: Ordeal) -> None:
         "valkey",
         "web",
         "postgres",
+        "web, for long",
         "an agent, for another in its place",
     ]
     assert all(kill.sealed_round > kill.in_round for kill in ordeal.kills)
@@ -66,6 +68,10 @@ def test_the_run_went_on_after_every_kill(ordeal: Ordeal) -> None:
 def test_the_job_trained_all_its_tokens_and_its_members_agree(ordeal: Ordeal) -> None:
     assert unmet(facts.about_training(ordeal.job, ordeal.rounds)) == []
     assert [event["message"] for event in ordeal.events if event["kind"] == "resync"] == []
+    for each in ordeal.rounds:
+        told = {seat["island_name"]: seat["state_digest"] for seat in each["seats"] if seat["state_digest"]}
+        assert len(told) >= 2, f"round {each['number']}: one word is no agreement"
+        assert set(told.values()) == {each["state_digest"]}
 
 
 def test_every_token_is_in_one_round(ordeal: Ordeal) -> None:
@@ -116,8 +122,19 @@ def test_what_was_charged_is_what_was_metered_at_the_price_agreed(ordeal: Ordeal
 
 def test_no_gpu_was_metered_longer_than_it_was_held(ordeal: Ordeal) -> None:
     for lease in ordeal.leases:
-        held_s = (at(lease["ended_at"]) - at(lease["created_at"])).total_seconds()
-        assert 0 < lease["delivered_gpu_ms"] <= lease["gpus"] * held_s * 1000 <= lease["window_gpu_ms"]
+        assert 0 < lease["delivered_gpu_ms"] <= lease["gpus"] * held_s(lease) * 1000 <= lease["window_gpu_ms"]
+
+
+def test_a_cluster_without_power_is_not_metered(ordeal: Ordeal) -> None:
+    lease = lease_on(ordeal, POWER_LOST)
+    assert ordeal.dark_s > 1
+    assert lease["delivered_gpu_ms"] <= lease["gpus"] * (held_s(lease) - ordeal.dark_s) * 1000
+
+
+def test_a_dead_agent_costs_its_seller_nothing_while_the_trainer_works(ordeal: Ordeal) -> None:
+    """But for the moments until it heard of the lease and from its last word to the lease's end."""
+    lease = lease_on(ordeal, AGENT_LOST)
+    assert lease["delivered_gpu_ms"] >= lease["gpus"] * (held_s(lease) - 10) * 1000
 
 
 def test_the_seller_is_paid_for_all_that_was_trained(ordeal: Ordeal) -> None:
@@ -151,8 +168,7 @@ def test_what_an_agent_counted_before_it_was_enrolled_anew_is_not_counted_again(
     fenced = ordeal.fenced
     assert fenced is not None
     (lease,) = (each for each in ordeal.leases if each["id"] == fenced.lease_id)
-    held_s = (at(lease["ended_at"]) - at(lease["created_at"])).total_seconds()
-    assert sum(ordeal.counters(fenced.lease_id).values()) <= lease["gpus"] * held_s * 1000
+    assert sum(ordeal.counters(fenced.lease_id).values()) <= lease["gpus"] * held_s(lease) * 1000
 
 
 def test_a_double_of_the_agent_ends_no_trainer_of_the_other(ordeal: Ordeal) -> None:
@@ -162,5 +178,11 @@ def test_a_double_of_the_agent_ends_no_trainer_of_the_other(ordeal: Ordeal) -> N
     assert fenced.trainers_after == fenced.trainers_before
 
 
-def at(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+def lease_on(ordeal: Ordeal, island: str) -> dict[str, Any]:
+    (lease,) = (each for each in ordeal.leases if each["island"]["name"] == island)
+    return lease
+
+
+def held_s(lease: dict[str, Any]) -> float:
+    held = datetime.fromisoformat(lease["ended_at"]) - datetime.fromisoformat(lease["created_at"])
+    return held.total_seconds()

@@ -19,6 +19,7 @@ from marketplace.core.clock import to_ms
 from marketplace.core.errors import Conflict, FieldProblem, InvalidInput, Unauthorised
 from marketplace.core.ids import LENGTH, hash_secret, new_secret
 from marketplace.fleet import hooks
+from marketplace.fleet.liveness import suspect_after_ms
 from marketplace.fleet.models import Agent, IslandState, UsageReport
 from marketplace.fleet.services.enrolment import (
     CREDENTIAL_PREFIX,
@@ -101,8 +102,12 @@ def sync(credential: str, request: SyncRequest, now: datetime) -> SyncReply:
 
 
 def _take_beat(agent: Agent, request: SyncRequest, now: datetime) -> set[str]:
-    agent.last_seen_at, agent.boot_id, agent.beat = now, request.boot_id, request.beat
     changed = {"last_seen_at", "boot_id", "beat"}
+    unbroken = timedelta(milliseconds=suspect_after_ms(settings.FLEET_SYNC_MS))
+    if agent.last_seen_at is None or now - agent.last_seen_at >= unbroken:
+        agent.heard_since = now
+        changed.add("heard_since")
+    agent.last_seen_at, agent.boot_id, agent.beat = now, request.boot_id, request.beat
     if agent.draining != request.draining:
         agent.draining = request.draining
         changed.add("draining")

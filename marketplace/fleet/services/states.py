@@ -11,7 +11,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import F, Min, Q
 from django.db.models.functions import Coalesce
 
 from marketplace.core.clock import to_ms
@@ -46,7 +46,8 @@ def sweep_liveness(now: datetime) -> list[str]:
     1. Candidates are agents of the current epoch, silent for at least the shorter limit, on an island where silence
        means something.
     2. Each is locked, skipping those a sync holds: they are being heard right now.
-    3. Its island moves one step, by compare-and-swap.
+    3. Its silence counts from when we were hearing again: after an outage of ours everyone has the time to come back.
+    4. Its island moves one step, by compare-and-swap.
     """
     sync_ms = settings.FLEET_SYNC_MS
     since = now - timedelta(milliseconds=suspect_after_ms(sync_ms))
@@ -59,12 +60,22 @@ def sweep_liveness(now: datetime) -> list[str]:
             .filter(Q(epoch=F("island__epoch"), island__state__in=WATCHED, heard_at__lte=since))
             .order_by("heard_at")[:SWEEP_AT_ONCE]
         )
+        hearing_since = _hearing_since(since) if silent else None
         for agent in silent:
-            silent_ms = to_ms(now) - to_ms(agent.last_seen_at or agent.enrolled_at)
-            target = judge(agent.island.state, silent_ms, sync_ms)
+            last = agent.last_seen_at or agent.enrolled_at
+            silent_ms = to_ms(now) - to_ms(last)
+            blamed_ms = to_ms(now) - to_ms(max(last, hearing_since or last))
+            target = judge(agent.island.state, blamed_ms, sync_ms, all_silent=hearing_since is None)
             if target is not None and move(agent.island, target, _words(agent, silent_ms), now=now):
                 changed.append(agent.island_id)
     return changed
+
+
+def _hearing_since(since: datetime) -> datetime | None:
+    """From when on somebody was heard without a break; None: nobody was after `since`."""
+    heard = Agent.objects.filter(epoch=F("island__epoch"), last_seen_at__gt=since)
+    earliest: datetime | None = heard.aggregate(at=Min(Coalesce("heard_since", "enrolled_at")))["at"]
+    return earliest
 
 
 def _words(agent: Agent, silent_ms: int) -> str:

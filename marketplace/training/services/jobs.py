@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef, QuerySet
 
 from marketplace.accounts.access import Action, Actor, demand
@@ -53,39 +53,57 @@ GOING = (JobState.QUEUED, JobState.RUNNING, JobState.WAITING)
 HERE = (MemberState.ASSIGNED, MemberState.ACTIVE, MemberState.DRAINING)
 
 
-def submit_job(actor: Actor, spec: dict[str, Any], now: datetime) -> Job:
-    """Take a job whose spec the form has checked, and hold its budget. Refused, it leaves nothing behind."""
+def submit_job(actor: Actor, spec: dict[str, Any], now: datetime, *, key: str | None = None) -> Job:
+    """Take a job whose spec the form has checked, and hold its budget. Refused, it leaves nothing behind.
+
+    `key` is the id the job shall have, one of ours: sent twice, it is one job."""
     demand(actor, Action.WORK)
+    made = _sent_before(actor, key)
+    if made is not None:
+        return made
     _demand_known_gpus(spec)
     blobs = _blobs_of(actor.organisation, spec)
-    key = job_id()
+    try:
+        with transaction.atomic():
+            return _take(actor, spec, blobs, key or job_id(), now)
+    except IntegrityError:
+        made = _sent_before(actor, key)  # at the same moment
+        if made is None:
+            raise
+        return made
+
+
+def _sent_before(actor: Actor, key: str | None) -> Job | None:
+    return None if key is None else Job.objects.filter(organisation=actor.organisation, pk=key).first()
+
+
+def _take(actor: Actor, spec: dict[str, Any], blobs: dict[str, tuple[str, int]], key: str, now: datetime) -> Job:
     run = run_of_spec(spec, job_id=key, blobs=blobs)
     gpus = spec["gpus"]
-    with transaction.atomic():
-        job = Job.objects.create(
-            id=key,
-            organisation=actor.organisation,
-            name=spec["name"],
-            spec=_plain(spec),
-            run=msgspec.to_builtins(run),
-            state_since=now,
-            reason="waiting for the scheduler",
-            budget_uusd=spec["budget_uusd"],
-            deadline_at=spec["deadline_at"],
-            min_islands=spec["min_islands"],
-            max_islands=spec["max_islands"],
-            gpus_per_island=gpus["per_island"],
-            allowed_gpus=gpus["allowed"],
-            min_vram_gib=gpus["min_vram_gib"],
-            parameters=parameters_of(spec["model"]),
-            tokens_target=spec["tokens"],
-            created_by=actor.name,
-            created_at=now,
-        )
-        hold(job.pk, actor.organisation, job.budget_uusd)
-        record(actor.organisation, actor.name, "job.submitted", job.pk, budget_uusd=job.budget_uusd)
-        tell(job.pk, "submitted", f"Submitted; {format_usd(job.budget_uusd)} are held for it", now)
-        wake(TICK)
+    job = Job.objects.create(
+        id=key,
+        organisation=actor.organisation,
+        name=spec["name"],
+        spec=_plain(spec),
+        run=msgspec.to_builtins(run),
+        state_since=now,
+        reason="waiting for the scheduler",
+        budget_uusd=spec["budget_uusd"],
+        deadline_at=spec["deadline_at"],
+        min_islands=spec["min_islands"],
+        max_islands=spec["max_islands"],
+        gpus_per_island=gpus["per_island"],
+        allowed_gpus=gpus["allowed"],
+        min_vram_gib=gpus["min_vram_gib"],
+        parameters=parameters_of(spec["model"]),
+        tokens_target=spec["tokens"],
+        created_by=actor.name,
+        created_at=now,
+    )
+    hold(job.pk, actor.organisation, job.budget_uusd)
+    record(actor.organisation, actor.name, "job.submitted", job.pk, budget_uusd=job.budget_uusd)
+    tell(job.pk, "submitted", f"Submitted; {format_usd(job.budget_uusd)} are held for it", now)
+    wake(TICK)
     return job
 
 

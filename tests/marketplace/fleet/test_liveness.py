@@ -35,12 +35,62 @@ def test_three_missed_intervals_are_suspect_and_nine_are_lost(
     assert judge(state, silent_ms, 5_000) == becomes
 
 
+@pytest.mark.parametrize(
+    ("state", "silent_ms", "becomes"),
+    [
+        ("online", 15_000, IslandState.SUSPECT),
+        ("suspect", 179_999, None),
+        ("suspect", 180_000, IslandState.LOST),
+        ("draining", 45_000, IslandState.LOST),
+    ],
+)
+def test_where_all_are_silent_nobody_is_lost_so_soon(state: str, silent_ms: int, becomes: IslandState | None) -> None:
+    assert judge(state, silent_ms, 5_000, all_silent=True) == becomes
+
+
 def test_both_limits_follow_the_interval() -> None:
     assert (suspect_after_ms(200), lost_after_ms(200)) == (600, 1_800)
 
 
 def after(seconds: float) -> list[str]:
     return services.sweep_liveness(NOW + timedelta(seconds=seconds))
+
+
+def state_of(island: Island) -> str:
+    island.refresh_from_db()
+    return island.state
+
+
+def hear(credential: str, *seconds: float) -> None:
+    """Its beats, that many seconds from NOW; each call needs later ones than the last."""
+    for each in seconds:
+        services.sync(credential, beat(int(each * 10) + 1), NOW + timedelta(seconds=each))
+
+
+def test_after_an_outage_of_ours_everyone_has_the_time_to_come_back(settings: Settings) -> None:
+    settings.FLEET_SYNC_MS = 5_000
+    actor = seller()
+    made = [island(actor, name=name) for name in ("tartu", "porto")]
+    first, second = (enrolled(actor, each).credential for each in made)
+    hear(first, 0)
+    hear(second, 1)
+    assert sorted(after(100)) == sorted(each.id for each in made)
+    assert after(101) == []  # suspect, and no more: nobody is heard
+    hear(first, 102, 107, 112, 117, 122, 127, 132, 137, 142, 147)
+    assert after(146) == []
+    assert after(148) == [made[1].id]
+    assert state_of(made[1]) == IslandState.LOST
+
+
+def test_a_lone_island_is_lost_in_the_end(settings: Settings) -> None:
+    settings.FLEET_SYNC_MS = 5_000
+    actor = seller()
+    made = island(actor)
+    hear(enrolled(actor, made).credential, 0)
+    assert after(16) == [made.id]
+    assert after(179) == []
+    assert after(180) == [made.id]
+    assert Island.objects.get().state == IslandState.LOST
 
 
 def test_a_silent_island_is_suspect_then_lost_and_a_beat_heals_it(settings: Settings) -> None:
@@ -50,13 +100,14 @@ def test_a_silent_island_is_suspect_then_lost_and_a_beat_heals_it(settings: Sett
     credential = enrolled(actor, made).credential
     assert after(3_600) == []  # never heard from: it waits
     services.sync(credential, beat(1), NOW)
+    hear(enrolled(actor, island(actor, name="another")).credential, 0, 10, 20, 30, 40, 50)
     assert after(14) == []
     assert after(16) == [made.id]
     assert after(17) == []
-    assert Island.objects.get().state == IslandState.SUSPECT
+    assert state_of(made) == IslandState.SUSPECT
     assert after(46) == [made.id]
-    assert Island.objects.get().state == IslandState.LOST
-    assert after(999) == []
+    assert state_of(made) == IslandState.LOST
+    assert after(60) == []
     later = NOW + timedelta(seconds=1_000)
     assert services.sync(credential, beat(2), later).island_state == "online"
     kinds = list(FleetEvent.objects.order_by("id").values_list("kind", flat=True))
