@@ -7,6 +7,7 @@ with what is wrong beside the field; a job of another organisation is not found.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pprint import pformat
@@ -104,7 +105,7 @@ def new_job(request: HttpRequest) -> HttpResponse:
         except ValidationError as error:
             errors = _by_field(error.detail)
         except Problem as problem:
-            errors = {_FIELD_OF.get(each.field, each.field): each.message for each in problem.fields}
+            errors = {_field(each.field): each.message for each in problem.fields}
             return _form(request, typed, status=problem.status, errors=errors, problem=problem)
         else:
             messages.success(request, "The job is submitted, and its budget is held.")
@@ -371,7 +372,13 @@ def _by_field(detail: Any, path: str = "") -> dict[str, str]:
     words = detail[0] if isinstance(detail, list) and detail else detail
     if isinstance(words, dict):
         return _by_field(words, path)
-    return {_FIELD_OF.get(path, path.rsplit(".", 1)[-1] or "name"): str(words)}
+    return {_field(path) or "name": str(words)}
+
+
+def _field(path: str) -> str:
+    """The form's field for a path of the spec; an item of a list belongs to the list's field."""
+    path = re.sub(r"(\.\d+)+$", "", path)
+    return _FIELD_OF.get(path, path.rsplit(".", 1)[-1])
 
 
 def _form(

@@ -66,10 +66,10 @@ def submit_job(actor: Actor, spec: dict[str, Any], now: datetime, *, key: str | 
     try:
         with transaction.atomic():
             return _take(actor, spec, blobs, key or job_id(), now)
-    except IntegrityError:
+    except IntegrityError as error:
         made = _sent_before(actor, key)  # at the same moment
         if made is None:
-            raise
+            raise Conflict("this form was used for another job", code="ticket_used") from error
         return made
 
 

@@ -80,7 +80,7 @@ def make_job(*, tokens: int = 10_000, min_islands: int = 1, model: Any = None, *
     return Job.objects.create(
         organisation=buyer,
         name="a model",
-        spec={},
+        spec={"data": {"kind": "builtin", "name": "python-stdlib"}, "sync": "auto"},
         run=msgspec.to_builtins(run),
         state=JobState.RUNNING,
         state_since=START,
