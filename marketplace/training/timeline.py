@@ -6,6 +6,7 @@ lanes, from the job's first place to now or its end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -170,12 +171,16 @@ def _bar(kind: str, begin: datetime, end: datetime, title: str, at: Scale) -> Ba
 
 
 def _marks(span_s: float) -> list[int]:
-    step = next((each for each in STEPS_S if span_s / each <= TICKS), STEPS_S[-1])
+    longest = STEPS_S[-1] * math.ceil(span_s / TICKS / STEPS_S[-1])
+    step = next((each for each in STEPS_S if span_s / each <= TICKS), longest)
     return list(range(0, int(span_s) + 1, step))
 
 
 def clock(seconds: int) -> str:
-    """ "2:05", "1:02:05": time since the start."""
+    """ "2:05", "1:02:05", "9 d", "9 d 6 h": time since the start."""
+    if seconds >= 2 * 86_400:
+        days, rest = divmod(seconds, 86_400)
+        return f"{days} d {rest // 3600} h" if rest >= 3600 else f"{days} d"
     hours, rest = divmod(seconds, 3600)
     minutes, left = divmod(rest, 60)
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
