@@ -40,6 +40,7 @@ ENDED = ("succeeded", "stopped", "cancelled", "failed")
 # A round's deadline, the silence after which a member is left out, and a trainer's start on a busy machine.
 RECOVERY_LIMIT_S = 75.0
 RUN_LIMIT_S = 240.0
+CONTROL_PLANE = ("web", "worker", "beat", "valkey", "postgres")
 # Half as long again as the silence after which an island counts as lost, where agents call every second.
 LONG_S = 1.5 * LOST_AFTER_BEATS
 A_LOT_GPU_MS = 10**9
@@ -101,15 +102,15 @@ class Ordeal:
             self.kill_an_agent()
         with self.killing("a whole cluster"):
             self.cut_the_power()
-        for service in ("worker", "beat", "valkey"):
+        for service in CONTROL_PLANE:
             with self.killing(service):
                 self.kill_service(service)
-                self.sentinel_is_watched()
-        for service in ("web", "postgres"):
-            with self.killing(service):
-                self.kill_service(service)
+                if service in ("worker", "beat", "valkey"):
+                    self.sentinel_is_watched()
         with self.killing("web, for long"):
             self.hear_nobody_for_long()
+        with self.killing("the whole control plane"):
+            self.kill_the_control_plane()
         with self.killing("an agent, for another in its place"):
             self.fenced = self.enrol_another()
 
@@ -155,6 +156,14 @@ class Ordeal:
         pid = self.stack.kill(name)
         self.stack.wait_ready(name)
         assert self.stack.pid(name) not in {None, pid}
+
+    def kill_the_control_plane(self) -> None:
+        """All of it in one moment, as with the machine it runs on."""
+        for service in CONTROL_PLANE:
+            self.stack.kill(service)
+        for service in CONTROL_PLANE:
+            self.stack.wait_ready(service)
+        self.sentinel_is_watched()
 
     def hear_nobody_for_long(self) -> None:
         """The server is away for longer than an island may be silent: that is no island's fault."""
@@ -259,7 +268,7 @@ class Ordeal:
             if condition():
                 return True
             state = self.buyer.get(f"jobs/{self.job_id}")["state"]
-            assert state not in ENDED, f"the run {state} before this was seen (is TOKENS too few for this machine?): {what}"
+            assert state not in ENDED, f"the run {state}, so this was never seen: {what}; TOKENS may be too few here"
             return False
 
         wait_until(holds, limit_s=RECOVERY_LIMIT_S, what=what, every_s=0.2)

@@ -53,12 +53,13 @@ def test_the_run_went_on_after_every_kill(ordeal: Ordeal) -> None:
         "a trainer",
         "an agent",
         "a whole cluster",
+        "web",
         "worker",
         "beat",
         "valkey",
-        "web",
         "postgres",
         "web, for long",
+        "the whole control plane",
         "an agent, for another in its place",
     ]
     assert all(kill.sealed_round > kill.in_round for kill in ordeal.kills)
