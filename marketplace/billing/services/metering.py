@@ -84,7 +84,7 @@ def extend_meter(ref: str, end_at: datetime) -> Meter:
 
     The end it has already is no error, so that a repeated call is harmless; an earlier one is: what was sold is not
     taken back here, a lease that ends early leaves its window as it is and is closed."""
-    meter = _locked(ref)
+    meter = lock_meter(ref)
     if end_at == meter.end_at:
         return meter
     if end_at < meter.end_at:
@@ -106,7 +106,7 @@ def window_gpu_ms(meter: Meter) -> int:
 @transaction.atomic
 def observe_beat(ref: str, now: datetime) -> Meter:
     """Note that the agent was seen. A gap of up to 90 s counts in full, a longer one not at all."""
-    meter = _locked(ref)
+    meter = lock_meter(ref)
     last = meter.last_beat_at
     if meter.state != MeterState.OPEN or (last is not None and now <= last):
         return meter
@@ -125,7 +125,7 @@ def report_usage(ref: str, epoch: int, gpu_ms_total: int) -> Meter:
         raise InvalidInput.at("epoch", "must not be negative")
     if not 0 <= gpu_ms_total < 2**53:
         raise InvalidInput.at("gpu_ms_total", "must be between zero and 2**53")
-    meter = _locked(ref)
+    meter = lock_meter(ref)
     if meter.state != MeterState.OPEN:
         return meter
     counter, _ = MeterCounter.objects.get_or_create(meter=meter, epoch=epoch, defaults={"gpu_ms_total": gpu_ms_total})
@@ -138,7 +138,7 @@ def report_usage(ref: str, epoch: int, gpu_ms_total: int) -> Meter:
 @transaction.atomic
 def close_meter(ref: str) -> Meter:
     """Capture what is billable, give back the rest, and take no more."""
-    meter = _locked(ref)
+    meter = lock_meter(ref)
     if meter.state == MeterState.OPEN:
         _capture(meter)
         release(meter.escrow, meter.refund)
@@ -147,7 +147,8 @@ def close_meter(ref: str) -> Meter:
     return meter
 
 
-def _locked(ref: str) -> Meter:
+def lock_meter(ref: str) -> Meter:
+    """Held until the transaction ends. Whoever also posts to its accounts asks for it first."""
     return Meter.objects.select_for_update(no_key=True).get(pk=ref)
 
 

@@ -16,7 +16,7 @@ from django.db import transaction
 
 from marketplace.accounts.audit import record
 from marketplace.accounts.models import Organisation
-from marketplace.billing.services.metering import extend_meter, open_meter
+from marketplace.billing.services.metering import extend_meter, lock_meter, open_meter
 from marketplace.core.clock import minute_of, minute_start
 from marketplace.core.errors import Conflict, InvalidInput, NotFound
 from marketplace.core.money import window_cost_uusd
@@ -159,6 +159,7 @@ def extend(lease_id: str, *, end_at: datetime, by: str, now: datetime) -> Lease:
         tranche = lease.contracts.filter(kind=ContractKind.EXTEND).count() + 1
         write_contract(lease, ContractKind.EXTEND, more.start_min, more.end_min, now)
         stretch_slots(lease, end_min)
+        lock_meter(lease.pk)  # a sync that counts for it holds the meter when it asks for the accounts
         pay(lease, cost_uusd, tranche=tranche)
         extend_meter(lease.pk, minute_start(end_min))
         lease.end_min = end_min

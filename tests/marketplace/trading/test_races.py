@@ -11,12 +11,14 @@ from django.db import connection, transaction
 
 from marketplace.accounts.models import Organisation
 from marketplace.billing.models import AccountKind, LedgerAccount, Meter
+from marketplace.billing.services.metering import observe_beat, report_usage
 from marketplace.core.errors import Busy, Conflict, Problem
 from marketplace.fleet.models import Island
 from marketplace.trading.models import Allocation, Contract, Lease, LeasePurpose
-from marketplace.trading.services import end_lease
+from marketplace.trading.services import end_lease, extend
 from marketplace.trading.services.renting import Wish, _rent
 from tests.marketplace.trading.market import GPU_MINUTE, USD, at, cash_uusd, funded, leased, make_island
+from tests.servers import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -102,3 +104,32 @@ def test_the_constraint_refuses_what_the_locks_let_through(locked: bool) -> None
     assert len(by_the_wall) == (0 if locked else len(buyers) - 1)
     for buyer in buyers:
         assert cash_uusd(buyer) == 1_000 * USD - (60 * GPU_MINUTE if buyer == rented[0].organisation else 0)
+
+
+def test_an_extension_and_a_sync_that_counts_for_the_same_lease_do_not_stop_each_other() -> None:
+    """A sync holds the meter when it posts what was counted; so an extension asks for the meter before it pays."""
+    buyer = funded("buyer")
+    lease = leased(buyer, make_island(), end=30)
+    observe_beat(lease.pk, at(0))
+
+    def extension() -> Lease:
+        try:
+            return extend(lease.pk, end_at=at(60), by="test", now=at(1))
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            observe_beat(lease.pk, at(1))
+            extended = pool.submit(extension)
+            wait_until(somebody_waits, limit_s=10, what="the extension waits for the meter")
+            report_usage(lease.pk, 1, 60_000)
+        assert extended.result().end_min == lease.end_min + 30
+    assert cash_uusd(buyer) == 1_000 * USD - 60 * GPU_MINUTE
+    assert Meter.objects.get().charged_uusd == GPU_MINUTE
+
+
+def somebody_waits() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")
+        return bool(cursor.fetchone()[0])
