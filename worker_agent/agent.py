@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Literal
 
 from worker_agent import hardware
-from worker_agent.client import Client, backoff_s
+from worker_agent.client import BACKOFF_CAP_S, BACKOFF_FIRST_S, Client, backoff_s
 from worker_agent.clock import ServerClock, kernel_boot_id, monotonic_ms, wall_ms
 from worker_agent.errors import (
     EXIT_OK,
@@ -63,6 +63,8 @@ from worker_agent.spool import Spool
 from worker_agent.state import Home, Identity, Memory
 
 TICK_MS = 250
+# The server counts silence in its own intervals: however long it was away, it is called again within so many of them.
+_MISSED_BEATS_MAX = 3
 _CLOCK_SAVE_MS = 200  # an offset that moved less is not worth a write
 _MEMORY_SAVE_MS = 60_000
 _DRAIN_LIMIT_MS = GENTLE_GRACE_MS + 5_000
@@ -118,6 +120,7 @@ class _Link:
     first_failure_ms: int | None = None
     soon: bool = False
     last_sent_ms: int = field(default=-(10**9))
+    every_ms: int = 5_000  # until the server has said
 
 
 class Agent:
@@ -308,7 +311,8 @@ class Agent:
         except AgentError as error:
             link.failures += 1
             asked = error.retry_after_s if isinstance(error, ServerUnreachable) else None
-            wait = backoff_s(link.failures, self._rng.random(), asked)
+            cap_s = min(BACKOFF_CAP_S, max(BACKOFF_FIRST_S, _MISSED_BEATS_MAX * link.every_ms / 1000))
+            wait = backoff_s(link.failures, self._rng.random(), asked, cap_s=cap_s)
             link.next_at_ms = now + int(wait * 1000)
             if link.failures == 1:
                 link.first_failure_ms = now
@@ -319,8 +323,9 @@ class Agent:
                 self._say(f"server back after {away:.0f} s")
             link.failures = 0
             self._accept(synced)
+            link.every_ms = max(synced.reply.next_sync_ms, 100)
             jitter = 0.9 + 0.2 * self._rng.random()
-            link.next_at_ms = now + int(max(synced.reply.next_sync_ms, 100) * jitter)
+            link.next_at_ms = now + int(link.every_ms * jitter)
 
     def _accept(self, synced: _Synced) -> None:
         reply, link = synced.reply, self._link

@@ -50,10 +50,12 @@ def normalise_url(text: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc.lower(), path.rstrip("/"), "", ""))
 
 
-def backoff_s(failures: int, jitter: float, retry_after_s: float | None = None) -> float:
+def backoff_s(
+    failures: int, jitter: float, retry_after_s: float | None = None, *, cap_s: float = BACKOFF_CAP_S
+) -> float:
     """How long to wait after the n-th failure in a row (from 1); `jitter` in [0, 1). Never sooner than the server
     asks."""
-    ceiling = min(BACKOFF_CAP_S, BACKOFF_FIRST_S * 2 ** min(failures - 1, 16))
+    ceiling = min(cap_s, BACKOFF_FIRST_S * 2 ** min(failures - 1, 16))
     wait = ceiling * (0.5 + jitter / 2)
     return wait if retry_after_s is None else max(wait, min(retry_after_s, 10 * BACKOFF_CAP_S))
 

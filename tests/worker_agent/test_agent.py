@@ -144,6 +144,15 @@ def test_cut_off_from_the_server_the_work_ends_at_its_deadline(bench: Bench) -> 
     assert bench.plane.usage["a1"] <= 3000
 
 
+def test_a_server_that_was_away_is_called_within_a_few_of_its_intervals(bench: Bench) -> None:
+    """Left to grow, the pauses would add up to most of a minute, in which the island counts as lost."""
+    bench.start()
+    bench.plane.wait_syncs()
+    bench.plane.faults = ["500"] * 8
+    bench.plane.wait_for(lambda: not bench.plane.faults, "eight calls that fail", limit_s=10)
+    bench.plane.wait_for(lambda: "server back" in bench.said(), "it is back")
+
+
 def test_an_agent_restarted_while_cut_off_still_keeps_the_deadline(bench: Bench) -> None:
     bench.plane.assign("a1", seconds=4)
     agent = bench.start()

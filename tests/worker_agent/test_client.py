@@ -100,3 +100,4 @@ def test_errors_keep_what_the_server_said() -> None:
 @given(failures=st.integers(1, 10_000), jitter=st.floats(0, 1, exclude_max=True))
 def test_backoff_is_bounded_and_jittered(failures: int, jitter: float) -> None:
     assert 0.25 <= backoff_s(failures, jitter) <= BACKOFF_CAP_S
+    assert 0.25 <= backoff_s(failures, jitter, cap_s=2) <= 2
