@@ -146,6 +146,16 @@ def test_the_seller_is_paid_for_all_that_was_trained(ordeal: Ordeal) -> None:
         assert lease["delivered_gpu_ms"] >= computed_ms * lease["gpus"]
 
 
+def test_a_kill_is_an_answer_to_try_again_and_never_an_error_of_ours(ordeal: Ordeal) -> None:
+    told = ordeal.stack.log("web").read_text()
+    assert "was not answered" in told
+    assert "Traceback" not in told
+
+
+def test_no_two_transactions_stopped_each_other(ordeal: Ordeal) -> None:
+    assert "deadlock detected" not in ordeal.stack.log("postgres").read_text()
+
+
 def test_a_double_of_the_agent_is_told_that_it_is_stale(ordeal: Ordeal) -> None:
     fenced = ordeal.fenced
     assert fenced is not None
