@@ -5,12 +5,15 @@ Invariant: a service raises a `Problem`; what reaches a client is always `{"code
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 if TYPE_CHECKING:
     from rest_framework.response import Response
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -113,14 +116,26 @@ class Busy(Problem):
     default_code = "busy"
 
 
+BUSY_RETRY_S = 1
+
+
+def busy() -> Busy:
+    """What a caller is told of a database that is away, or did not get to it in time."""
+    return Busy("we are busy; nothing was done, try again", retry_after_s=BUSY_RETRY_S)
+
+
 def drf_exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
     """Every error of the REST API in one shape. Unknown errors stay a 500 and are logged by Django."""
     # Imported here: importing DRF loads our authentication classes, which raise the errors of this module.
+    from django.db import OperationalError
     from rest_framework.exceptions import ValidationError
     from rest_framework.response import Response
     from rest_framework.views import exception_handler
 
     headers: dict[str, str] = {}
+    if isinstance(error, OperationalError):
+        logger.warning("%s was not answered: %s", context["request"].path, error)
+        error = busy()
     if isinstance(error, Problem):
         if error.retry_after_s is not None:
             headers["Retry-After"] = str(error.retry_after_s)

@@ -7,14 +7,16 @@ is JSON in their shape too. A form that is refused is the view's own affair: it 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from urllib.parse import quote
 
 from django.conf import settings
+from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseServerError, JsonResponse
 from django.shortcuts import redirect, render, resolve_url
 
-from marketplace.core.errors import NotFound, Problem
+from marketplace.core.errors import NotFound, Problem, busy
 
 TITLES = {
     402: "There is not enough money",
@@ -56,7 +58,14 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def failure(request: HttpRequest) -> HttpResponse:
-    """For a fault of ours, which is in the log. No template: that may be what failed."""
+    """For a fault of ours, which is in the log, and for a database that is away: that passes, and may be tried again.
+    No template: that may be what failed, and ours ask the database who is signed in."""
+    if isinstance(sys.exception(), OperationalError):
+        problem = busy()
+        page = f"<!doctype html><html lang=en><title>{TITLES[503]}</title><p>{problem.message}</p></html>"
+        answer = JsonResponse(problem.body()) if _is_api(request) else HttpResponse(page)
+        answer.status_code, answer["Retry-After"] = problem.status, str(problem.retry_after_s)
+        return answer
     words = "This failed on our side, and is in our log. Nothing was done by halves; try again."
     if _is_api(request):
         return JsonResponse({"code": "failure", "message": words, "fields": []}, status=500)

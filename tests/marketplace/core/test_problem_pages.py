@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
 from django.urls import include, path
+from rest_framework.permissions import AllowAny
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
 
 from marketplace.core.errors import Busy, NotFound, Unauthorised
 
@@ -28,11 +33,25 @@ def broken(request: HttpRequest) -> HttpResponse:
     raise RuntimeError("a secret of the code")
 
 
+def away(request: HttpRequest) -> HttpResponse:
+    raise OperationalError("connection failed: a secret of the network")
+
+
+class AwayView(APIView):
+    permission_classes = [AllowAny]
+
+    def get(self, request: Request) -> Response:
+        raise OperationalError("connection failed: a secret of the network")
+
+
 handler404 = "marketplace.core.web.not_found"
 handler500 = "marketplace.core.web.failure"
 urlpatterns = [
     path("broken", broken),
     path("api/broken", broken),
+    path("away", away),
+    path("api/away", away),
+    path("api/v1/away", AwayView.as_view()),
     path("missing", missing),
     path("busy", busy),
     path("signed-out", signed_out),
@@ -73,3 +92,13 @@ def test_a_failure_of_ours_tells_nothing_of_the_code(path: str) -> None:
     assert answer.status_code == 500
     assert "secret" not in answer.content.decode()
     assert path == "/broken" or answer.json()["code"] == "failure"
+
+
+@override_settings(ROOT_URLCONF=__name__)
+@pytest.mark.parametrize("path", ["/away", "/api/away", "/api/v1/away"])
+def test_a_database_that_is_away_is_an_answer_to_try_again(path: str) -> None:
+    answer = Client(raise_request_exception=False).get(path)
+    assert (answer.status_code, answer["Retry-After"]) == (503, "1")
+    assert "nothing was done" in answer.content.decode()
+    assert "secret" not in answer.content.decode()
+    assert path == "/away" or answer.json()["code"] == "busy"
