@@ -81,6 +81,7 @@ class Ordeal:
     job_id: str
     kills: list[Kill] = field(default_factory=list)
     fenced: Fenced | None = None
+    told_meanwhile: list[tuple[int, str | None, str]] = field(default_factory=list)  # while the database was away
     dark_s: float = 0.0  # how long the cluster without power was off, at least
     job: dict[str, Any] = field(default_factory=dict)
     rounds: list[dict[str, Any]] = field(default_factory=list)
@@ -105,6 +106,8 @@ class Ordeal:
         for service in CONTROL_PLANE:
             with self.killing(service):
                 self.kill_service(service)
+                if service == "postgres":
+                    self.ask_without_database()
                 if service in ("worker", "beat", "valkey"):
                     self.sentinel_is_watched()
         with self.killing("web, for long"):
@@ -156,6 +159,14 @@ class Ordeal:
         pid = self.stack.kill(name)
         self.stack.wait_ready(name)
         assert self.stack.pid(name) not in {None, pid}
+
+    def ask_without_database(self) -> None:
+        """What a customer and a person are told meanwhile."""
+        self.stack.kill("postgres", revive=False)
+        for path in ("api/v1/balance", "market"):
+            answer = httpx.get(f"{self.stack.web_url}/{path}", headers=self.buyer.headers, timeout=30, trust_env=False)
+            self.told_meanwhile.append((answer.status_code, answer.headers.get("Retry-After"), answer.text))
+        self.stack.start("postgres")
 
     def kill_the_control_plane(self) -> None:
         """All of it in one moment, as with the machine it runs on."""

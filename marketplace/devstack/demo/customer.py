@@ -24,9 +24,10 @@ class Refused(Exception):
 
 class Customer:
     def __init__(self, server_url: str, api_key: str) -> None:
+        self.headers = {"Authorization": f"Bearer {api_key}"}
         self._http = httpx.Client(
             base_url=f"{server_url}/api/v1/",
-            headers={"Authorization": f"Bearer {api_key}"},
+            headers=self.headers,
             timeout=30,
             trust_env=False,
         )
