@@ -13,15 +13,12 @@ import os
 import random
 import secrets
 import select
-import shutil
 import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
-from typing import Literal
 
 from worker_agent import hardware
 from worker_agent.client import BACKOFF_CAP_S, BACKOFF_FIRST_S, Client, backoff_s
@@ -30,37 +27,31 @@ from worker_agent.errors import (
     EXIT_OK,
     AgentError,
     Gone,
-    LaunchFailed,
     ProtocolTooOld,
     Revoked,
     ServerUnreachable,
-    StateDamaged,
     Unauthorised,
 )
-from worker_agent.launch import Exited, Handle, Launcher, LaunchOrder
-from worker_agent.launch.local import HANDLE_FILE, log_tail, read_status
+from worker_agent.launch import Launcher
 from worker_agent.meter import Meter
 from worker_agent.protocol import (
     PROTOCOL_VERSION,
     Assignment,
     HostFacts,
-    ProcessReport,
     SyncReply,
     SyncRequest,
 )
 from worker_agent.reconcile import (
     GENTLE_GRACE_MS,
-    HEALTHY_MS,
-    Actual,
     Forget,
     Kill,
     Start,
     Stop,
-    is_final,
     reconcile,
 )
 from worker_agent.spool import Spool
 from worker_agent.state import Home, Identity, Memory
+from worker_agent.workers import Workers, printable
 
 TICK_MS = 250
 # The server counts silence in its own intervals: however long it was away, it is called again within so many of them.
@@ -69,32 +60,6 @@ _CLOCK_SAVE_MS = 200  # an offset that moved less is not worth a write
 _MEMORY_SAVE_MS = 60_000
 _DRAIN_LIMIT_MS = GENTLE_GRACE_MS + 5_000
 _KEEP_COUNTER_MS = 7 * 86_400_000  # after the deadline: late usage may still be asked for
-
-
-@dataclass
-class Worker:
-    """One assignment's process, past or present."""
-
-    generation: int
-    handle: Handle | None = None
-    alive: bool = False
-    exit_code: int | None = None
-    failures: int = 0
-    exited_at_ms: int = 0
-    stopping_since_ms: int | None = None
-    stop_grace_ms: int = 0
-    message: str = ""
-
-    def actual(self) -> Actual:
-        return Actual(
-            generation=self.generation,
-            alive=self.alive,
-            exit_code=self.exit_code,
-            failures=self.failures,
-            exited_at_ms=self.exited_at_ms,
-            stopping_since_ms=self.stopping_since_ms,
-            stop_grace_ms=self.stop_grace_ms,
-        )
 
 
 @dataclass(frozen=True)
@@ -139,10 +104,8 @@ class Agent:
     ) -> None:
         self._home = home
         self._client = client
-        self._launcher = launcher
         self._say = say
         self._facts = facts
-        self._device = device
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
         self._identity: Identity = home.load_identity()
         self._kernel_boot = kernel_boot_id()
@@ -153,7 +116,7 @@ class Agent:
         self._desired: list[Assignment] = self._memory.assignments if same_boot else []
         self._spool = Spool(home.spool_path, self._identity.epoch)
         self._meter = Meter(self._spool, self._kernel_boot)
-        self._workers: dict[str, Worker] = {}
+        self._workers = Workers(home, launcher, server_url=self._identity.server_url, device=device, say=say)
         self._link = _Link()
         self._signals = 0
         self._draining_since_ms: int | None = None
@@ -204,7 +167,7 @@ class Agent:
 
     def _wait(self, now: int) -> None:
         until = self._link.next_at_ms if self._link.in_flight is None else now + 60_000
-        if self._desired or any(worker.alive for worker in self._workers.values()) or self._stopping:
+        if self._desired or self._workers.any_alive or self._stopping:
             until = min(until, now + TICK_MS)
         select.select([self._wake_read], [], [], max(0, until - now) / 1000)
         try:
@@ -217,19 +180,13 @@ class Agent:
         return self._draining_since_ms is not None or self._ending is not None
 
     def _is_over(self, now: int) -> bool:
-        if not self._stopping:
-            return False
-        return not any(worker.alive for worker in self._workers.values())
+        return self._stopping and not self._workers.any_alive
 
     def _finish(self, threads: ThreadPoolExecutor) -> int:
         """No process left. Tell the last usage, or say that it waits on the disk."""
         self._meter.record(monotonic_ms(), self._observed_ms())
         self._spool.flush()
-        drained = {assignment.id for assignment in self._desired if assignment.drain}
-        for key, worker in self._workers.items():
-            if worker.handle is not None and worker.stopping_since_ms is not None and key not in drained:
-                # Ended because the agent ended: the next agent must not take the exit for the work's own end.
-                (Path(worker.handle.workdir) / HANDLE_FILE).unlink(missing_ok=True)
+        self._workers.disown_stopped({assignment.id for assignment in self._desired if assignment.drain})
         if self._ending is not None:
             self._say(f"stopped: {self._ending}")
             return self._ending.exit_code
@@ -280,7 +237,7 @@ class Agent:
             agent_time_ms=wall_ms(),
             draining=self._draining_since_ms is not None,
             facts=facts,
-            processes=[self._report(key, worker) for key, worker in sorted(self._workers.items())],
+            processes=self._workers.reports(),
             usage=self._spool.pending(),
         )
 
@@ -345,7 +302,7 @@ class Agent:
         link.want_facts = reply.want_facts
         link.heard = True
         if reply.message and reply.message != self._server_message:
-            self._say(f"server says: {_printable(reply.message)}")
+            self._say(f"server says: {printable(reply.message)}")
         self._server_message = reply.message
         self._announce(reply.assignments)
         self._desired = reply.assignments
@@ -396,30 +353,23 @@ class Agent:
     # ------------------------------------------------------------------------------------------------ the work
 
     def _adopt(self) -> None:
-        for handle in self._launcher.adopt(self._home.work_path):
-            outcome = self._launcher.poll(handle)
-            worker = Worker(generation=handle.generation, handle=handle, alive=not isinstance(outcome, Exited))
-            self._workers[handle.assignment_id] = worker
-            if isinstance(outcome, Exited):
-                worker.exit_code = outcome.exit_code
-                worker.exited_at_ms = monotonic_ms()
-            else:
-                self._meter.adopt(handle.assignment_id, monotonic_ms(), handle.started_monotonic_ms)
-                self._say(f"took over {handle.assignment_id}: process {handle.pid} is still at work")
+        for handle in self._workers.adopt():
+            self._meter.adopt(handle.assignment_id, monotonic_ms(), handle.started_monotonic_ms)
 
     def _tick(self, now: int) -> None:
         if self._signals and self._draining_since_ms is None:
             self._draining_since_ms = now
             self._link.next_at_ms = now
             self._say("draining: no new work, trainers submit and leave (a second signal ends them at once)")
-        self._poll_workers(now)
+        if self._workers.poll(now):
+            self._link.soon = True
         server_ms = self._clock.server_ms(now)
         # Before the first word of the server a memory may keep and stop processes; nothing else is known.
         known = self._link.heard or bool(self._desired) or self._stopping
         if known:
             actions = reconcile(
                 self._desired,
-                {key: worker.actual() for key, worker in self._workers.items()},
+                self._workers.actual(),
                 server_ms=server_ms,
                 monotonic=now,
                 may_start=self._link.heard and self._ending is None,
@@ -428,89 +378,20 @@ class Agent:
             for action in actions:
                 match action:
                     case Start(assignment):
-                        self._start(assignment, now)
+                        self._workers.start(assignment, self._link.facts_sent or self._facts(), now)
+                        self._link.soon = True
                     case Stop(assignment_id, reason, grace_ms):
-                        self._stop(assignment_id, reason, grace_ms, now)
+                        self._workers.stop(assignment_id, reason, grace_ms, now)
                     case Kill(assignment_id):
-                        self._kill(assignment_id, "did not leave in time")
+                        self._workers.kill(assignment_id, "did not leave in time")
                     case Forget(assignment_id):
-                        self._forget(assignment_id)
+                        self._workers.forget(assignment_id)
         quick = self._signals > 1 or (
             self._draining_since_ms is not None and now - self._draining_since_ms > _DRAIN_LIMIT_MS
         )
         if quick:
-            for key, worker in self._workers.items():
-                if worker.alive:
-                    self._kill(key, "ended at once")
+            self._workers.kill_all("ended at once")
         self._count(now)
-
-    def _poll_workers(self, now: int) -> None:
-        for key, worker in self._workers.items():
-            if not worker.alive or worker.handle is None:
-                continue
-            outcome = self._launcher.poll(worker.handle)
-            if not isinstance(outcome, Exited):
-                continue
-            worker.alive = False
-            worker.exit_code = outcome.exit_code
-            worker.exited_at_ms = now
-            self._link.soon = True
-            lived = now - worker.handle.started_monotonic_ms
-            if worker.stopping_since_ms is not None:
-                self._say(f"{key} stopped, {_exit_words(outcome.exit_code)}")
-            elif is_final(outcome.exit_code):
-                self._say(f"{key} finished, {_exit_words(outcome.exit_code)}")
-            else:
-                worker.failures = 1 if lived >= HEALTHY_MS else worker.failures + 1
-                said = read_status(Path(worker.handle.workdir)).get("message", "")
-                worker.message = f"{_exit_words(outcome.exit_code)}{': ' + _printable(str(said)) if said else ''}"
-                self._say(f"{key} failed after {lived / 1000:.1f} s ({worker.failures} in a row), {worker.message}")
-
-    def _start(self, assignment: Assignment, now: int) -> None:
-        before = self._workers.get(assignment.id)
-        failures = before.failures if before is not None and before.generation == assignment.generation else 0
-        worker = Worker(generation=assignment.generation, failures=failures)
-        try:
-            indices = self._free_gpus(assignment)
-            worker.handle = self._launcher.start(
-                LaunchOrder(
-                    assignment=assignment,
-                    coordinator_url=self._identity.server_url,
-                    workdir=self._home.workdir(assignment.id),
-                    device=self._device_of(indices),
-                    gpu_indices=indices,
-                )
-            )
-            worker.alive = True
-            self._say(f"{assignment.id} started, process {worker.handle.pid}, generation {assignment.generation}")
-        except (LaunchFailed, StateDamaged) as error:
-            worker.failures += 1
-            worker.exited_at_ms = now
-            worker.exit_code = 1
-            worker.message = str(error)
-            self._say(f"{assignment.id} could not start ({worker.failures} in a row): {error}")
-        self._workers[assignment.id] = worker
-        self._link.soon = True
-
-    def _stop(self, assignment_id: str, reason: str, grace_ms: int, now: int) -> None:
-        worker = self._workers[assignment_id]
-        if worker.handle is None:
-            return
-        worker.stopping_since_ms, worker.stop_grace_ms = now, grace_ms
-        self._launcher.stop(worker.handle, force=False)
-        self._say(f"{assignment_id} told to stop ({_REASONS[reason]}), {grace_ms // 1000} s to leave")
-
-    def _kill(self, assignment_id: str, why: str) -> None:
-        worker = self._workers[assignment_id]
-        if worker.handle is not None:
-            worker.stopping_since_ms = worker.stopping_since_ms or monotonic_ms()
-            self._launcher.stop(worker.handle, force=True)
-            self._say(f"{assignment_id} killed: {why}")
-
-    def _forget(self, assignment_id: str) -> None:
-        worker = self._workers.pop(assignment_id)
-        if worker.handle is not None:
-            shutil.rmtree(worker.handle.workdir, ignore_errors=True)
 
     def _count(self, now: int) -> None:
         offset = self._clock.offset_ms
@@ -538,40 +419,6 @@ class Agent:
         if self._link.heard or offset is not None:
             self._meter.pause_others(served)
 
-    def _free_gpus(self, assignment: Assignment) -> list[int]:
-        facts = self._link.facts_sent or self._facts()
-        taken = {i for w in self._workers.values() if w.alive and w.handle is not None for i in w.handle.gpu_indices}
-        real = [gpu.index for gpu in facts.gpus if not gpu.simulated and gpu.index not in taken]
-        return real[: assignment.gpus]
-
-    def _device_of(self, indices: list[int]) -> str:
-        return self._device if self._device != "auto" else ("auto" if indices else "cpu")
-
-    def _report(self, assignment_id: str, worker: Worker) -> ProcessReport:
-        state: Literal["starting", "running", "exited", "failed", "unknown"]
-        tail: list[str] = []
-        if worker.alive and worker.handle is not None:
-            told = read_status(Path(worker.handle.workdir)).get("state", "starting")
-            state = "starting" if told in ("starting", "catching_up") else "running"
-        elif worker.stopping_since_ms is not None or is_final(worker.exit_code):
-            state = "exited"
-        elif worker.exit_code is None:
-            state = "unknown"
-        else:
-            state = "failed"
-        if state in ("failed", "unknown") and worker.handle is not None:
-            tail = log_tail(Path(worker.handle.workdir))
-        return ProcessReport(
-            assignment_id=assignment_id,
-            generation=worker.generation,
-            state=state,
-            pid=worker.handle.pid if worker.handle is not None else None,
-            exit_code=worker.exit_code,
-            started_at_ms=worker.handle.started_at_ms if worker.handle is not None else None,
-            message=worker.message,
-            log_tail=tail,
-        )
-
     def _observed_ms(self) -> int:
         server = self._clock.server_ms(monotonic_ms())
         return wall_ms() if server is None else server
@@ -580,26 +427,6 @@ class Agent:
         if self._spool.problem != self._spool_problem:
             self._say(self._spool.problem or "usage is on disk again")
             self._spool_problem = self._spool.problem
-
-
-_REASONS = {
-    "drain": "drain",
-    "unlisted": "no longer assigned here",
-    "deadline": "its time is over",
-    "generation": "a newer generation takes its place",
-}
-
-
-def _exit_words(code: int | None) -> str:
-    if code is None:
-        return "exit code not known"
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit {code}"
-
-
-def _printable(text: str, limit: int = 300) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)[:limit]
 
 
 def stamp(seconds: float | None = None) -> str:
