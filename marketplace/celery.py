@@ -24,6 +24,7 @@ QUEUES = (SCHEDULING, MONEY, CHORES)
 PULSE_S = 2.0
 TICK_S = 2.0
 SWEEP_S = 2.0
+CLEAR_S = 2.0
 TIDY_S = 60.0
 PAYMENTS_S = 5.0
 FEEDS_S = 300.0  # brokers' offers are fresh for ten minutes
@@ -59,6 +60,7 @@ app.conf.update(
         "pulse": _beat("marketplace.pulse", PULSE_S, SCHEDULING),
         "tick": _beat("scheduler.tasks.tick", TICK_S, SCHEDULING),
         "sweep": _beat("scheduler.tasks.sweep", SWEEP_S, SCHEDULING),
+        "clear": _beat("scheduler.tasks.clear", CLEAR_S, SCHEDULING),
         "tidy": _beat("scheduler.tasks.tidy", TIDY_S, CHORES),
         "drain-inbox": _beat("marketplace.billing.tasks.drain_inbox", PAYMENTS_S, MONEY),
         "refresh-feeds": _beat("marketplace.catalog.tasks.refresh_feeds", FEEDS_S, CHORES),

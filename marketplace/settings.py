@@ -282,6 +282,7 @@ SPECTACULAR_SETTINGS = {
         "JobState": "marketplace.training.models.JobState",
         "LeaseState": "marketplace.trading.models.LeaseState",
         "MemberState": "marketplace.training.models.MemberState",
+        "OrderState": "marketplace.trading.models.OrderState",
         "TopUpState": "marketplace.billing.models.TopUpState",
     },
 }

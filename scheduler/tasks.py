@@ -10,7 +10,7 @@ from celery import shared_task
 
 from marketplace.core.clock import database_now
 from marketplace.fleet.services import sweep_liveness
-from marketplace.trading.services import sweep_leases
+from marketplace.trading.services import sweep_leases, sweep_orders
 from marketplace.training import services as training
 from scheduler import lock
 from scheduler.apply import apply
@@ -54,6 +54,12 @@ def sweep() -> None:
             failures.append(error)
     if failures:
         raise ExceptionGroup("some sweeps failed", failures)
+
+
+@shared_task(name="scheduler.tasks.clear")
+def clear() -> int:
+    """Fill the orders that stand as the book allows now."""
+    return sweep_orders(database_now())
 
 
 @shared_task(name="scheduler.tasks.tidy")

@@ -36,6 +36,10 @@ def lease_id() -> str:
     return new_id("lse")
 
 
+def order_id() -> str:
+    return new_id("ord")
+
+
 class Sku(models.Model):
     """An immutable fungible class: lots of one GPU on one island. A changed machine is a new SKU."""
 
@@ -84,6 +88,93 @@ LEASE_MACHINE = Machine(
 )
 
 
+class OrderState(models.TextChoices):
+    OPEN = "open", "Standing"
+    FILLED = "filled", "Filled"
+    CANCELLED = "cancelled", "Cancelled"
+
+
+ORDER_MACHINE = Machine(
+    "order",
+    {
+        OrderState.OPEN: {OrderState.FILLED, OrderState.CANCELLED},
+        OrderState.FILLED: set(),
+        OrderState.CANCELLED: set(),
+    },
+)
+
+
+class Tif(models.TextChoices):
+    """How long an order stands; the words of `matching.orders.Tif`."""
+
+    FOK = "fok", "All of it now, or nothing"
+    IOC = "ioc", "What can be had now"
+    GTC = "gtc", "Until it is filled or cancelled"
+
+
+class Colocation(models.TextChoices):
+    """Where the GPUs of an order may lie; the words of `matching.orders.Colocation`."""
+
+    SAME_NODES = "same_nodes", "The same machines throughout"
+    SAME_ISLAND = "same_island", "One island"
+    ANY = "any", "Anywhere"
+
+
+class Order(models.Model):
+    """A bid for GPUs of one island, or of any with a GPU of this type, at an average of at most `limit`.
+
+    What it can cost at most is held in the escrow of its own name; what is filled of it are leases. `wanted` is what it
+    still wants, as [gpus, start_min, end_min] rows: all of it at first, nothing in the end."""
+
+    id = models.CharField(primary_key=True, max_length=LENGTH, default=order_id, editable=False)
+    organisation = models.ForeignKey(Organisation, on_delete=models.PROTECT, related_name="orders")
+    island = models.ForeignKey(Island, on_delete=models.PROTECT, null=True, related_name="orders")
+    gpu = models.ForeignKey(GpuModel, on_delete=models.PROTECT, null=True, related_name="orders")
+    gpus_per_lot = models.PositiveIntegerField()
+    gpus = models.PositiveIntegerField()
+    start_min = models.PositiveIntegerField()
+    end_min = models.PositiveIntegerField()
+    duration_min = models.PositiveIntegerField(null=True)  # None: all of the window; else a block of it lies within
+    limit_uusd_per_gpu_hour = models.BigIntegerField()
+    tif = models.CharField(max_length=3, choices=Tif.choices)
+    colocation = models.CharField(max_length=12, choices=Colocation.choices)
+    allow_partial_gpus = models.BooleanField(default=False)
+    allow_partial_time = models.BooleanField(default=False)
+    min_block_min = models.PositiveIntegerField()
+    expires_at = models.DateTimeField(null=True)
+    wanted = models.JSONField()
+    state = models.CharField(max_length=10, choices=OrderState.choices, default=OrderState.OPEN)
+    reason = models.CharField(max_length=200, blank=True)  # why it closed, in words
+    holds = models.PositiveIntegerField(default=0)  # how often money was held for it: each is a tranche of its own
+    created_by = models.CharField(max_length=200)
+    created_at = models.DateTimeField()
+    closed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="order_names_an_island_or_a_gpu",
+                condition=Q(island__isnull=False, gpu=None) | Q(island=None, gpu__isnull=False),
+            ),
+            models.CheckConstraint(name="order_window", condition=Q(end_min__gt=F("start_min"), gpus__gt=0)),
+            models.CheckConstraint(
+                name="order_limit_by_the_minute",
+                condition=Q(limit_uusd_per_gpu_hour__gt=0)
+                & Q(Exact(Mod("limit_uusd_per_gpu_hour", PRICE_STEP_UUSD_PER_GPU_HOUR), 0)),
+            ),
+            models.CheckConstraint(name="order_state_known", condition=Q(state__in=OrderState.values)),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["organisation", "-created_at"], name="order_by_organisation"),
+            models.Index(
+                fields=["-limit_uusd_per_gpu_hour", "created_at"], name="order_that_stands", condition=Q(state="open")
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.gpus} GPUs of {self.island_id or self.gpu_id}"
+
+
 class Lease(models.Model):
     """The right to `lots` of an SKU for [start_min, end_min), at one price: what an agent serves and a meter bills.
 
@@ -96,6 +187,7 @@ class Lease(models.Model):
     island = models.ForeignKey(Island, on_delete=models.PROTECT, related_name="leases")  # the SKU's
     lots = models.PositiveIntegerField()
     gpus = models.PositiveIntegerField()  # lots x gpus_per_lot
+    order = models.ForeignKey(Order, on_delete=models.PROTECT, null=True, related_name="leases")  # that it came of
     purpose = models.CharField(max_length=8, choices=LeasePurpose.choices)
     job_ref = models.CharField(max_length=LENGTH, blank=True)  # the job's id and the escrow that pays; "" is cash
     price_uusd_per_gpu_hour = models.BigIntegerField()

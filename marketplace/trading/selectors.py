@@ -18,7 +18,7 @@ from marketplace.billing.models import AccountKind, LedgerAccount, Meter
 from marketplace.core.clock import minute_of
 from marketplace.core.errors import Conflict, NotFound
 from marketplace.fleet.models import Island, IslandState
-from marketplace.trading.models import Allocation, Contract, Lease, LeasePurpose, LeaseState, Position, Sku
+from marketplace.trading.models import Allocation, Contract, Lease, LeasePurpose, LeaseState, Order, Position, Sku
 from marketplace.trading.positions import Busy, Step, earliest, free_slots, free_until, next_start, spread
 from marketplace.trading.windows import may_extend, offered_until_min
 
@@ -158,6 +158,19 @@ def spendable_uusd(organisation: Organisation) -> int:
     """The cash that nothing holds."""
     row = LedgerAccount.objects.filter(kind=AccountKind.BUYER_CASH, organisation=organisation, ref="").first()
     return 0 if row is None else row.available_uusd
+
+
+def orders_of(organisation: Organisation) -> QuerySet[Order]:
+    """Newest first."""
+    found = Order.objects.filter(organisation=organisation).select_related("island", "gpu", "organisation")
+    return found.order_by("-created_at", "-id")
+
+
+def order_for(organisation: Organisation, order_id: str) -> Order:
+    order = orders_of(organisation).filter(pk=order_id).first()
+    if order is None:
+        raise NotFound("there is no such order")
+    return order
 
 
 def held_by(island: Island) -> QuerySet[Lease]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from marketplace.trading import api, web
+from marketplace.trading import api, order_api, web
 
 app_name = "trading"
 
@@ -15,6 +15,10 @@ urlpatterns = [
     path("leases/<str:lease_id>/extend", web.extend, name="extend"),
     path("leases/<str:lease_id>/end", web.end, name="end"),
     path("api/v1/islands-on-offer", api.IslandsOnOffer.as_view(), name="api_islands_on_offer"),
+    path("api/v1/orders", order_api.OrdersView.as_view(), name="api_orders"),
+    path("api/v1/orders/preview", order_api.OrderPreviewView.as_view(), name="api_order_preview"),
+    path("api/v1/orders/<str:order_id>", order_api.OrderView.as_view(), name="api_order"),
+    path("api/v1/orders/<str:order_id>/cancel", order_api.OrderCancelView.as_view(), name="api_order_cancel"),
     path("api/v1/leases", api.LeasesView.as_view(), name="api_leases"),
     path("api/v1/leases/preview", api.LeasePreviewView.as_view(), name="api_lease_preview"),
     path("api/v1/leases/<str:lease_id>", api.LeaseView.as_view(), name="api_lease"),

@@ -1,19 +1,33 @@
-"""What others may do with leases: quote, rent, extend, end, settle."""
+"""What others may do with leases and orders: quote, rent, extend, end, settle; preview, place, cancel, sweep."""
 
 from marketplace.trading.services.ending import Swept, end_lease, lease_done, settle, sweep_leases
+from marketplace.trading.services.ordering import (
+    Preview,
+    cancel_order,
+    most_uusd,
+    place_order,
+    preview_order,
+    sweep_orders,
+)
 from marketplace.trading.services.quoting import Quote, Reason, quote
 from marketplace.trading.services.renting import Wish, extend, rent
 
 __all__ = [
+    "Preview",
     "Quote",
     "Reason",
     "Swept",
     "Wish",
+    "cancel_order",
     "end_lease",
     "extend",
     "lease_done",
+    "most_uusd",
+    "place_order",
+    "preview_order",
     "quote",
     "rent",
     "settle",
     "sweep_leases",
+    "sweep_orders",
 ]

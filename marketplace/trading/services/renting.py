@@ -88,7 +88,7 @@ def _rent(
         cost_uusd = check_size(island, wish.gpus, window)
         check_offered(island, window, now)
         check_price(island, wish.max_price_uusd_per_gpu_hour, "max_price_uusd_per_gpu_hour")
-        sku = _live_sku(island, now)
+        sku = live_sku(island, now)
         if locked:
             lock_sku(sku.pk)
         lots = wish.gpus // sku.gpus_per_lot
@@ -96,7 +96,7 @@ def _rent(
             sku.lots, held_slots([island], window.start_min)[island.pk], window.start_min, window.end_min
         )
         _demand_free(sku, lots, slots, window)
-        lease = Lease.objects.create(
+        lease = Lease(
             id=wish.lease_id or new_lease_id(),
             organisation=organisation,
             seller=island.organisation,
@@ -107,29 +107,38 @@ def _rent(
             purpose=purpose,
             job_ref=job_ref,
             price_uusd_per_gpu_hour=island.price_uusd_per_gpu_hour,
-            fee_bps=settings.MARKET_FEE_BPS,
             start_min=window.start_min,
             end_min=window.end_min,
-            state=LeaseState.ACTIVE if window.start_min <= minute_of(now) else LeaseState.PENDING,
             created_by=by,
-            created_at=now,
         )
-        write_contract(lease, ContractKind.RENT, window.start_min, window.end_min, now)
-        hold_slots(lease, slots[:lots])
-        open_meter(
-            lease.pk,
-            buyer=organisation,
-            seller=island.organisation,
-            escrow=pay(lease, cost_uusd, tranche=0),
-            refund=source_of(lease),
-            rate_uusd_per_gpu_hour=lease.price_uusd_per_gpu_hour,
-            fee_bps=lease.fee_bps,
-            gpus=lease.gpus,
-            start_at=minute_start(window.start_min),
-            end_at=minute_start(window.end_min),
-        )
-        told = {"island": island.pk, "gpus": lease.gpus, "start_min": lease.start_min, "end_min": lease.end_min}
-        record(organisation, by, "lease.rented", lease.pk, held_uusd=cost_uusd, job=job_ref, **told)
+        return book(lease, slots[:lots], cost_uusd, now)
+
+
+def book(lease: Lease, slots: Sequence[int], cost_uusd: int, now: datetime) -> Lease:
+    """Write a lease that was agreed: its contract, its slots, its money and its meter. Who books holds the island's row
+    and the SKU's lock, and has seen that the slots are free."""
+    lease.fee_bps = settings.MARKET_FEE_BPS
+    lease.state = LeaseState.ACTIVE if lease.start_min <= minute_of(now) else LeaseState.PENDING
+    lease.created_at = now
+    lease.save(force_insert=True)
+    write_contract(lease, ContractKind.RENT, lease.start_min, lease.end_min, now)
+    hold_slots(lease, slots)
+    open_meter(
+        lease.pk,
+        buyer=lease.organisation,
+        seller=lease.seller,
+        escrow=pay(lease, cost_uusd, tranche=0),
+        refund=source_of(lease),
+        rate_uusd_per_gpu_hour=lease.price_uusd_per_gpu_hour,
+        fee_bps=lease.fee_bps,
+        gpus=lease.gpus,
+        start_at=minute_start(lease.start_min),
+        end_at=minute_start(lease.end_min),
+    )
+    told = {"island": lease.island_id, "gpus": lease.gpus, "start_min": lease.start_min, "end_min": lease.end_min}
+    record(
+        lease.organisation, lease.created_by, "lease.rented", lease.pk, held_uusd=cost_uusd, job=lease.job_ref, **told
+    )
     return lease
 
 
@@ -177,7 +186,7 @@ def _replayed(known: Lease, organisation: Organisation, wish: Wish) -> Lease:
     return known
 
 
-def _live_sku(island: Island, now: datetime) -> Sku:
+def live_sku(island: Island, now: datetime) -> Sku:
     """The island as it is, as an SKU. One whose machine has changed is retired, and what was sold of it stays sold."""
     sku = Sku.objects.filter(island=island, retired_at=None).first()
     if sku is not None and has_shape(sku, island):

@@ -9,13 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import connection, transaction
 
-from marketplace.accounts.models import Organisation
+from marketplace.accounts.access import Actor
+from marketplace.accounts.models import Organisation, Role
 from marketplace.billing.models import AccountKind, LedgerAccount, Meter
 from marketplace.billing.services.metering import observe_beat, report_usage
 from marketplace.core.errors import Busy, Conflict, Problem
 from marketplace.fleet.models import Island
 from marketplace.trading.models import Allocation, Contract, Lease, LeasePurpose
-from marketplace.trading.services import end_lease, extend
+from marketplace.trading.orders import Wanted
+from marketplace.trading.services import end_lease, extend, place_order
 from marketplace.trading.services.renting import Wish, _rent
 from tests.marketplace.trading.market import GPU_MINUTE, USD, at, cash_uusd, funded, leased, make_island
 from tests.servers import wait_until
@@ -133,3 +135,32 @@ def somebody_waits() -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")
         return bool(cursor.fetchone()[0])
+
+
+def test_orders_that_want_the_last_gpus_at_once_get_each_once(transactional_db: None) -> None:
+    """Twelve buyers with orders for two of eight GPUs: four are filled, and nobody holds a GPU another holds."""
+    make_island(gpu_count=8)
+    buyers = [funded(f"buyer {number}") for number in range(12)]
+
+    def order(buyer: Organisation) -> Lease | Problem:
+        wish = Wanted(
+            gpus=2, gpu="h100-sxm-80g", start_at=at(0), end_at=at(60), limit_uusd_per_gpu_hour=GPU_MINUTE * 60
+        )
+        try:
+            while True:
+                try:
+                    placed = place_order(Actor(buyer, Role.OWNER, "user:1"), wish, at(0))
+                except Busy:
+                    continue
+                return placed.leases.first() or Conflict("it stands", code=placed.state)
+        finally:
+            connection.close()
+
+    outcomes = at_once(order, buyers)
+    won = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
+    assert sum(lease.gpus for lease in won) == 8
+    assert {outcome.code for outcome in outcomes if isinstance(outcome, Problem)} == {"open"}
+    slots = list(Allocation.objects.values_list("slot", flat=True))
+    assert sorted(slots) == list(range(8))
+    for buyer in buyers:
+        assert cash_uusd(buyer) == 1_000 * USD - 2 * 60 * GPU_MINUTE
