@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
 
 FLAGS = (
     "--headless",
@@ -69,3 +72,16 @@ def look_at(browser: Chrome, screen: str, name: str) -> None:
         use_screen(browser, screen)
     wide = browser.execute_script("return document.documentElement.scrollWidth")
     assert wide <= SCREENS[screen][0], f"{name} scrolls sideways on a {screen} screen"
+
+
+def press(browser: Chrome, selector: str) -> None:
+    """Click it in the middle of the screen, where no bar lies over it. A live part may be swapped between finding and
+    clicking; then it is found again."""
+
+    def click(_: Chrome) -> bool:
+        button = browser.find_element(By.CSS_SELECTOR, selector)
+        browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+        button.click()
+        return True
+
+    WebDriverWait(browser, 20, ignored_exceptions=(WebDriverException,)).until(click, f"{selector} can be pressed")

@@ -13,6 +13,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.expected_conditions import url_contains, visibility_of_element_located
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
+from tests.e2e.conftest import press
+
 pytestmark = [pytest.mark.prove, pytest.mark.django_db(transaction=True)]
 
 PASSWORD = "correct horse battery"
@@ -24,12 +26,12 @@ def test_a_person_signs_up_and_a_program_uses_their_key(
     wait = WebDriverWait(browser, 20)
     browser.get(live_server.url)
     picture("landing")
-    browser.find_element(By.CSS_SELECTOR, ".hero .button").click()
+    press(browser, ".hero .button")
     wait.until(url_contains("/signup"))
     picture("signup")
     browser.find_element(By.NAME, "email").send_keys("ada@example.org")
     browser.find_element(By.NAME, "password1").send_keys(PASSWORD)
-    browser.find_element(By.CSS_SELECTOR, "main button[type=submit]").click()
+    press(browser, "main button[type=submit]")
 
     wait.until(url_contains("/organisation"))
     assert browser.find_element(By.TAG_NAME, "h1").text == "ada"
@@ -38,11 +40,11 @@ def test_a_person_signs_up_and_a_program_uses_their_key(
 
     browser.find_element(By.ID, "key-name").send_keys("nightly training")
     Select(browser.find_element(By.ID, "key-days")).select_by_value("30")
-    browser.find_element(By.CSS_SELECTOR, "#new-key-form button").click()
+    press(browser, "#new-key-form button")
     wait.until(url_contains("/reauthenticate"))
     picture("reauthenticate")
     browser.find_element(By.NAME, "password").send_keys(PASSWORD)
-    browser.find_element(By.CSS_SELECTOR, "main button[type=submit]").click()
+    press(browser, "main button[type=submit]")
     secret = wait.until(visibility_of_element_located((By.ID, "new-key"))).text
     picture("new-key")
 

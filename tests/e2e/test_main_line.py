@@ -21,7 +21,7 @@ from marketplace.devstack.demo.story import PLANS, SELLER, Story
 from marketplace.devstack.demo.voice import Voice
 from marketplace.devstack.stack import Stack
 from marketplace.devstack.state import StateDir
-from tests.e2e.conftest import SCREENS, look_at, use_screen
+from tests.e2e.conftest import SCREENS, look_at, press, use_screen
 
 pytestmark = pytest.mark.prove
 
@@ -60,9 +60,7 @@ class Person:
             self.browser.execute_script(TYPE_INTO, self.browser.find_element(By.NAME, name), value)
 
     def press(self, selector: str) -> None:
-        button = self.browser.find_element(By.CSS_SELECTOR, selector)
-        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
-        button.click()
+        press(self.browser, selector)
 
     def sees(self, selector: str, words: str, limit_s: float = 30) -> None:
         shown = text_to_be_present_in_element((By.CSS_SELECTOR, selector), words)

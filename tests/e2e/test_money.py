@@ -22,6 +22,7 @@ from marketplace.billing.services.holds import cash, deposit, hold
 from marketplace.billing.services.metering import close_meter, observe_beat, open_meter, report_usage
 from marketplace.billing.tasks import drain_inbox
 from marketplace.core.clock import database_now
+from tests.e2e.conftest import press
 from tests.fakes.stripe import FakeStripe
 from tests.servers import wait_until
 
@@ -79,29 +80,29 @@ def test_a_person_pays_in_and_reads_the_statement(
     browser.get(f"{live_server.url}/accounts/login/?next=/money")
     browser.find_element(By.NAME, "login").send_keys(user.email)
     browser.find_element(By.NAME, "password").send_keys(PASSWORD)
-    browser.find_element(By.CSS_SELECTOR, "main button[type=submit]").click()
+    press(browser, "main button[type=submit]")
     wait.until(url_contains("/money"))
     picture("money-empty")
 
     browser.find_element(By.ID, "amount").send_keys("3")
-    browser.find_element(By.CSS_SELECTOR, "form.row .button").click()
+    press(browser, "form.row .button")
     wait.until(text_to_be_present_in_element((By.ID, "amount-problem"), "Nothing was charged"))
     picture("money-refused")
     browser.find_element(By.ID, "amount").clear()
     browser.find_element(By.ID, "amount").send_keys("1,204.18")
-    browser.find_element(By.CSS_SELECTOR, "form.row .button").click()
+    press(browser, "form.row .button")
     wait.until(url_contains(stripe.url))
     picture("pay")
-    browser.find_element(By.CSS_SELECTOR, "button[value=decline]").click()
+    press(browser, "button[value=decline]")
     wait.until(url_contains("back=unpaid"))
     wait_until(lambda: len(stripe.delivered) == 1, limit_s=20, what="the refusal is told")
     drain_inbox()
     wait.until(text_to_be_present_in_element((By.ID, "top-up"), "Your card was declined."))
     picture("top-up-declined")
 
-    browser.find_element(By.CSS_SELECTOR, "#top-up .button").click()
+    press(browser, "#top-up .button")
     wait.until(url_contains(stripe.url))
-    browser.find_element(By.CSS_SELECTOR, "button[value=pay]").click()
+    press(browser, "button[value=pay]")
     wait.until(url_contains("back=paid"))
     picture("top-up-waiting")
     wait_until(lambda: len(stripe.delivered) == 3, limit_s=20, what="the payment is told")

@@ -23,6 +23,7 @@ from marketplace.fleet import hooks
 from marketplace.fleet.models import Agent
 from marketplace.trading.models import Lease
 from marketplace.trading.services import sweep_leases
+from tests.e2e.conftest import press
 from tests.marketplace.trading.market import USD, make_agent, make_island
 from worker_agent.protocol import UsageRecord
 
@@ -47,13 +48,6 @@ def sign_in(browser: Chrome, live_server: LiveServer) -> None:
     browser.add_cookie(
         {"name": settings.SESSION_COOKIE_NAME, "value": client.cookies[settings.SESSION_COOKIE_NAME].value}
     )
-
-
-def press(browser: Chrome, selector: str) -> None:
-    """In the middle of the screen, where no bar lies over it."""
-    button = browser.find_element(By.CSS_SELECTOR, selector)
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
-    button.click()
 
 
 def deliver(agent: Agent, lease: Lease, minutes: int) -> None:
