@@ -18,25 +18,26 @@ class Place:
     label: str
     address: str
     icon: str
+    also: tuple[str, ...] = ()  # addresses below which a page belongs to it too
 
 
-# (label, URL name, icon in templates/components/icon.html)
-_PLACES = (
-    ("Market", "catalog:market", "market"),
-    ("Jobs", "training:jobs", "jobs"),
-    ("Leases", "trading:leases", "leases"),
-    ("Islands", "fleet:islands", "islands"),
-    ("Money", "billing:statement", "money"),
-    ("Organisation", "accounts:organisation", "organisation"),
+# (label, URL name, icon in templates/components/icon.html, what else belongs to it)
+_PLACES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("Market", "catalog:market", "market", ()),
+    ("Jobs", "training:jobs", "jobs", ()),
+    ("Leases", "trading:leases", "leases", ("/orders",)),
+    ("Islands", "fleet:islands", "islands", ()),
+    ("Money", "billing:statement", "money", ()),
+    ("Organisation", "accounts:organisation", "organisation", ()),
 )
 
 
 @cache
 def places() -> tuple[Place, ...]:
     found = []
-    for label, name, icon in _PLACES:
+    for label, name, icon, also in _PLACES:
         try:
-            found.append(Place(label, reverse(name), icon))
+            found.append(Place(label, reverse(name), icon, also))
         except NoReverseMatch:
             continue
     return tuple(found)
@@ -44,5 +45,6 @@ def places() -> tuple[Place, ...]:
 
 def navigation(request: HttpRequest) -> dict[str, Any]:
     """A context processor: the places, and the one this page belongs to (its address begins the page's)."""
-    here = max((p.address for p in places() if request.path.startswith(p.address)), key=len, default="")
+    fits = [(len(each), p.address) for p in places() for each in (p.address, *p.also) if request.path.startswith(each)]
+    here = max(fits, default=(0, ""))[1]
     return {"places": places(), "place_here": here}

@@ -108,8 +108,8 @@ class Tif(models.TextChoices):
     """How long an order stands; the words of `matching.orders.Tif`."""
 
     FOK = "fok", "All of it now, or nothing"
-    IOC = "ioc", "What can be had now"
-    GTC = "gtc", "Until it is filled or cancelled"
+    IOC = "ioc", "Only what can be had now"
+    GTC = "gtc", "Until filled or cancelled"
 
 
 class Colocation(models.TextChoices):

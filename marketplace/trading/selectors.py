@@ -15,6 +15,7 @@ from django.db.models import Count, F, Q, QuerySet, Sum
 
 from marketplace.accounts.models import Organisation
 from marketplace.billing.models import AccountKind, LedgerAccount, Meter
+from marketplace.catalog.models import GpuModel
 from marketplace.core.clock import minute_of
 from marketplace.core.errors import Conflict, NotFound
 from marketplace.fleet.models import Island, IslandState
@@ -171,6 +172,19 @@ def order_for(organisation: Organisation, order_id: str) -> Order:
     if order is None:
         raise NotFound("there is no such order")
     return order
+
+
+def filled_gpu_minutes(orders: Sequence[Order]) -> dict[str, int]:
+    """What came of each order so far, by its id."""
+    minutes = F("gpus") * (F("end_min") - F("start_min"))
+    rows = Lease.objects.filter(order__in=[order.pk for order in orders]).values("order").annotate(total=Sum(minutes))
+    return {row["order"]: row["total"] for row in rows}
+
+
+def gpus_on_islands() -> QuerySet[GpuModel]:
+    """The types an order can be for: those of islands that are let."""
+    let = Island.objects.filter(listed=True).exclude(state=IslandState.RETIRED)
+    return GpuModel.objects.filter(pk__in=let.values("gpu")).order_by("family", "id")
 
 
 def held_by(island: Island) -> QuerySet[Lease]:

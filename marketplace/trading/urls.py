@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from django.urls import path
 
-from marketplace.trading import api, order_api, web
+from marketplace.trading import api, order_api, order_web, web
 
 app_name = "trading"
 
 urlpatterns = [
     path("islands/<str:island_id>/rent", web.rent, name="rent"),
+    path("orders", order_web.orders, name="orders"),
+    path("orders/new", order_web.new_order, name="new_order"),
+    path("orders/preview", order_web.preview, name="order_preview"),
+    path("orders/<str:order_id>", order_web.order, name="order"),
+    path("orders/<str:order_id>/cancel", order_web.cancel, name="cancel_order"),
     path("leases", web.leases, name="leases"),
     path("leases/<str:lease_id>", web.lease, name="lease"),
     path("leases/<str:lease_id>/extend", web.extend, name="extend"),

@@ -45,15 +45,16 @@ MINUTE_FORMAT = "%Y-%m-%dT%H:%M"
 _tickets = Tickets("trading.rent")
 
 
-def _minute_field(**options: Any) -> forms.DateTimeField:
+def minute_field(**options: Any) -> forms.DateTimeField:
+    """To the minute, as a browser's own field gives it."""
     widget = forms.DateTimeInput(format=MINUTE_FORMAT, attrs={"type": "datetime-local"})
     return forms.DateTimeField(widget=widget, input_formats=[MINUTE_FORMAT, "%Y-%m-%dT%H:%M:%S"], **options)
 
 
 class RentForm(forms.Form):
     gpus = forms.IntegerField(label="GPUs", min_value=1, max_value=10**6)
-    start_at = _minute_field(label="From, UTC", required=False, help_text="Empty: now.")
-    end_at = _minute_field(label="To, UTC")
+    start_at = minute_field(label="From, UTC", required=False, help_text="Empty: now.")
+    end_at = minute_field(label="To, UTC")
     # At most what the page showed is paid.
     max_price_uusd_per_gpu_hour = forms.IntegerField(
         required=False, min_value=0, max_value=1_000 * UUSD_PER_USD, widget=forms.HiddenInput
@@ -61,7 +62,7 @@ class RentForm(forms.Form):
 
 
 class ExtendForm(forms.Form):
-    end_at = _minute_field(label="Until, UTC")
+    end_at = minute_field(label="Until, UTC")
 
 
 @login_required

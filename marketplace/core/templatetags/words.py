@@ -21,7 +21,7 @@ NOT_STATED = "not stated"
 FULL_DIGITS = 6
 # What a state means to a reader: good, at work, to be looked at, bad, or over.
 TONES = {
-    "good": ("online", "active", "succeeded", "paid", "sealed", "live", "accepted"),
+    "good": ("online", "active", "succeeded", "paid", "sealed", "live", "accepted", "filled"),
     "busy": ("running", "finishing", "draining", "starting", "training", "open", "processing"),
     "warn": ("suspect", "waiting", "stopped", "expired", "late"),
     "bad": ("lost", "failed", "refused", "revoked"),

@@ -41,8 +41,8 @@ class Migration(migrations.Migration):
                     models.CharField(
                         choices=[
                             ("fok", "All of it now, or nothing"),
-                            ("ioc", "What can be had now"),
-                            ("gtc", "Until it is filled or cancelled"),
+                            ("ioc", "Only what can be had now"),
+                            ("gtc", "Until filled or cancelled"),
                         ],
                         max_length=3,
                     ),
