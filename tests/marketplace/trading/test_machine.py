@@ -1,7 +1,9 @@
-"""Any order of rent, extend, end, beats and sweeps, against a grid of minutes and GPUs that a child could check."""
+"""Any sequence of renting, extending, ending, bidding, beats and sweeps, against a grid of minutes and GPUs that a
+child could check."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -10,15 +12,40 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from marketplace.accounts.access import Actor
+from marketplace.accounts.models import Role
 from marketplace.billing.invariants import breaches
 from marketplace.billing.models import LedgerAccount, Meter
 from marketplace.billing.services.holds import cash, hold
 from marketplace.core.errors import Conflict, InsufficientFunds, InvalidInput
 from marketplace.fleet import hooks
+from marketplace.fleet.models import Island
 from marketplace.trading import selectors
-from marketplace.trading.models import LEASE_MACHINE, Allocation, Contract, ContractKind, Lease, LeasePurpose, Position
-from marketplace.trading.services import end_lease, extend, rent, sweep_leases
-from tests.marketplace.trading.market import START_MIN, USD, at, funded, make_agent, make_island
+from marketplace.trading.models import (
+    LEASE_MACHINE,
+    Allocation,
+    Colocation,
+    Contract,
+    ContractKind,
+    Lease,
+    LeasePurpose,
+    Order,
+    OrderState,
+    Position,
+    Tif,
+)
+from marketplace.trading.orders import Wanted
+from marketplace.trading.services import (
+    cancel_order,
+    end_lease,
+    extend,
+    most_uusd,
+    place_order,
+    rent,
+    sweep_leases,
+    sweep_orders,
+)
+from tests.marketplace.trading.market import PRICE, START_MIN, USD, at, funded, make_agent, make_island
 from worker_agent.protocol import UsageRecord
 
 GPUS = 3
@@ -121,6 +148,81 @@ class Market(RuleBasedStateMachine):
     def the_sweep_comes(self) -> None:
         sweep_leases(at(self.minute))
 
+    @rule(dear=st.booleans())
+    def the_price_changes(self, dear: bool) -> None:
+        Island.objects.update(price_uusd_per_gpu_hour=2 * PRICE if dear else PRICE)
+        self.island.refresh_from_db()
+
+    @rule(
+        who=st.integers(0, 1),
+        gpus=st.integers(1, GPUS),
+        ahead=st.integers(0, 6),
+        length=st.integers(1, 12),
+        limit=st.sampled_from([PRICE, 2 * PRICE]),
+        tif=st.sampled_from(Tif.values),
+        colocation=st.sampled_from(Colocation.values),
+        parts=st.tuples(st.booleans(), st.booleans()),
+        block=st.sampled_from([None, 1, 3]),
+    )
+    def someone_bids(
+        self,
+        who: int,
+        gpus: int,
+        ahead: int,
+        length: int,
+        limit: int,
+        tif: str,
+        colocation: str,
+        parts: tuple[bool, bool],
+        block: int | None,
+    ) -> None:
+        start = int(self.minute) + ahead
+        fewer, shorter = parts
+        wish = Wanted(
+            gpus=gpus,
+            island_id=self.island.pk,
+            start_at=at(start) if ahead else None,
+            end_at=at(start + length),
+            limit_uusd_per_gpu_hour=limit,
+            tif=tif,
+            colocation=colocation,
+            allow_partial_gpus=fewer and tif != Tif.FOK,
+            allow_partial_time=shorter and tif != Tif.FOK and block is None,
+            duration_min=None if block is None else min(block, length),
+            min_block_min=2,
+        )
+        with contextlib.suppress(InsufficientFunds):
+            place_order(Actor(self.buyers[who], Role.OWNER, "t"), wish, at(self.minute))
+        self.notice_fills()
+
+    @rule()
+    def the_book_is_cleared(self) -> None:
+        sweep_orders(at(self.minute))
+        self.notice_fills()
+
+    @precondition(lambda self: Order.objects.exists())
+    @rule(data=st.data())
+    def someone_takes_a_bid_back(self, data: st.DataObject) -> None:
+        order = data.draw(st.sampled_from(list(Order.objects.order_by("created_at", "pk"))))
+        cancel_order(Actor(order.organisation, Role.OWNER, "t"), order.pk, at(self.minute))
+
+    def notice_fills(self) -> None:
+        for lease in Lease.objects.exclude(pk__in=self.sold):
+            self.sold[lease.pk] = (lease.gpus, set(range(lease.start_min - START_MIN, lease.end_min - START_MIN)))
+
+    @invariant()
+    def an_order_holds_what_it_may_still_cost_and_never_paid_more_than_its_limit(self) -> None:
+        for order in Order.objects.select_related("organisation"):
+            held = LedgerAccount.objects.get(ref=order.pk).balance_uusd
+            assert held == (most_uusd(order) if order.state == OrderState.OPEN else 0)
+            leases = list(order.leases.all())
+            minutes = [lease.gpus * (lease.end_min - lease.start_min) for lease in leases]
+            paid = sum(lease.price_uusd_per_gpu_hour * part for lease, part in zip(leases, minutes, strict=True))
+            # Leases that were extended or cut short were what they were when they were booked.
+            if all(not lease.contracts.exclude(kind=ContractKind.RENT).exists() for lease in leases):
+                assert paid <= order.limit_uusd_per_gpu_hour * sum(minutes)
+                assert sum(minutes) <= order.gpus * (order.duration_min or order.end_min - order.start_min)
+
     @invariant()
     def every_minute_adds_up_and_none_is_sold_twice(self) -> None:
         rows = list(Position.objects.values_list("start_min", "end_min", "delta_lots", "originated"))
@@ -150,6 +252,8 @@ class Market(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """All windows pass, all is settled: what is not charged is back in cash or in the job's escrow."""
+        sweep_orders(at(self.minute + 10 * HORIZON))
+        assert not Order.objects.filter(state=OrderState.OPEN).exists()
         sweep_leases(at(self.minute + 10 * HORIZON))
         sweep_leases(at(self.minute + 10 * HORIZON + 2))
         assert not Lease.objects.filter(settled_at=None).exists()
