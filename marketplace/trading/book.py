@@ -14,7 +14,7 @@ from django.db.models import Q, QuerySet
 
 from marketplace.core.clock import minute_of, to_ms
 from marketplace.fleet.models import Island, IslandState
-from marketplace.trading.matching import Ask, Bid
+from marketplace.trading.matching import Ask, Basket, Bid
 from marketplace.trading.matching import Colocation as Where
 from marketplace.trading.matching import Tif as Standing
 from marketplace.trading.models import Order
@@ -79,16 +79,25 @@ def bids_of(order: Order) -> list[Bid]:
             end_min=end_min,
             limit_uusd_per_gpu_hour=order.limit_uusd_per_gpu_hour,
             accepted=to_ms(order.created_at),
+            skus=None if island_id is None else frozenset({island_id}),
             duration_min=order.duration_min,
             tif=Standing(order.tif),
             allow_partial_lots=order.allow_partial_gpus,
             allow_partial_time=order.allow_partial_time,
             min_block_min=order.min_block_min,
             colocation=Where(order.colocation),
+            basket=_basket(order),
             part=part,
         )
-        for part, (gpus, start_min, end_min) in enumerate(order.wanted)
+        for part, (gpus, start_min, end_min, island_id) in enumerate(order.wanted)
     ]
+
+
+def _basket(order: Order) -> Basket | None:
+    if order.quorum_gpus is None or order.min_gpus_per_island is None:
+        return None
+    lot = order.gpus_per_lot
+    return Basket(-(-order.quorum_gpus // lot), -(-order.min_gpus_per_island // lot))
 
 
 def _ask(island: Island, slot: int, start_min: int, end_min: int) -> Ask:

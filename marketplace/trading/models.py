@@ -124,7 +124,8 @@ class Order(models.Model):
     """A bid for GPUs of one island, or of any with a GPU of this type, at an average of at most `limit`.
 
     What it can cost at most is held in the escrow of its own name; what is filled of it are leases. `wanted` is what it
-    still wants, as [gpus, start_min, end_min] rows: all of it at first, nothing in the end."""
+    still wants, as rows of [gpus, start_min, end_min, island or null]: all of it at first, nothing in the end. An order
+    for one island that got a part wants the rest of the same."""
 
     id = models.CharField(primary_key=True, max_length=LENGTH, default=order_id, editable=False)
     organisation = models.ForeignKey(Organisation, on_delete=models.PROTECT, related_name="orders")
@@ -138,6 +139,9 @@ class Order(models.Model):
     limit_uusd_per_gpu_hour = models.BigIntegerField()
     tif = models.CharField(max_length=3, choices=Tif.choices)
     colocation = models.CharField(max_length=12, choices=Colocation.choices)
+    # A basket: at least so many GPUs over several islands or none, and of each island at least so many.
+    quorum_gpus = models.PositiveIntegerField(null=True)
+    min_gpus_per_island = models.PositiveIntegerField(null=True)
     allow_partial_gpus = models.BooleanField(default=False)
     allow_partial_time = models.BooleanField(default=False)
     min_block_min = models.PositiveIntegerField()
@@ -161,6 +165,11 @@ class Order(models.Model):
                 name="order_limit_by_the_minute",
                 condition=Q(limit_uusd_per_gpu_hour__gt=0)
                 & Q(Exact(Mod("limit_uusd_per_gpu_hour", PRICE_STEP_UUSD_PER_GPU_HOUR), 0)),
+            ),
+            models.CheckConstraint(
+                name="order_basket_is_whole",
+                condition=Q(quorum_gpus=None, min_gpus_per_island=None)
+                | Q(quorum_gpus__gt=0, quorum_gpus__lte=F("gpus"), min_gpus_per_island__gt=0, duration_min=None),
             ),
             models.CheckConstraint(name="order_state_known", condition=Q(state__in=OrderState.values)),
         ]

@@ -51,6 +51,16 @@ class OrderIn(serializers.Serializer[Any]):
     )
     tif = serializers.ChoiceField(choices=Tif.choices, default=Tif.GTC)
     colocation = serializers.ChoiceField(choices=Colocation.choices, default=Colocation.SAME_ISLAND)
+    quorum_gpus = serializers.IntegerField(
+        min_value=1,
+        max_value=GPUS_MAX,
+        required=False,
+        allow_null=True,
+        help_text="A basket: at least so many over several islands or none, beyond it what the limit bears.",
+    )
+    min_gpus_per_island = serializers.IntegerField(
+        min_value=1, max_value=GPUS_MAX, required=False, allow_null=True, help_text="Of a basket."
+    )
     allow_partial_gpus = serializers.BooleanField(default=False)
     allow_partial_time = serializers.BooleanField(default=False)
     min_block_min = serializers.IntegerField(
@@ -105,6 +115,8 @@ class OrderOut(serializers.Serializer[Any]):
     limit_uusd_per_gpu_hour = serializers.IntegerField()
     tif = serializers.ChoiceField(choices=Tif.choices)
     colocation = serializers.ChoiceField(choices=Colocation.choices)
+    quorum_gpus = serializers.IntegerField(allow_null=True)
+    min_gpus_per_island = serializers.IntegerField(allow_null=True)
     allow_partial_gpus = serializers.BooleanField()
     allow_partial_time = serializers.BooleanField()
     min_block_min = serializers.IntegerField()
@@ -134,6 +146,8 @@ def order_body(order: Order) -> dict[str, Any]:
         "limit_uusd_per_gpu_hour",
         "tif",
         "colocation",
+        "quorum_gpus",
+        "min_gpus_per_island",
         "allow_partial_gpus",
         "allow_partial_time",
         "min_block_min",
@@ -147,7 +161,7 @@ def order_body(order: Order) -> dict[str, Any]:
         "gpu": order.gpu_id,
         "start_at": minute_start(order.start_min),
         "end_at": minute_start(order.end_min),
-        "wanted": [_part(*row) for row in order.wanted],
+        "wanted": [_part(*row[:3]) for row in order.wanted],
         "held_uusd": services.most_uusd(order) if order.state == OrderState.OPEN else 0,
     }
 
@@ -207,7 +221,7 @@ class OrderPreviewView(APIView):
         return Response(
             {
                 "leases": leases,
-                "wanted": [_part(*row) for row in seen.plan.wanted],
+                "wanted": [_part(*row[:3]) for row in seen.plan.wanted],
                 "cost_uusd": seen.cost_uusd,
                 "average_uusd_per_gpu_hour": seen.average_uusd_per_gpu_hour,
                 "held_uusd": seen.held_uusd,

@@ -138,7 +138,7 @@ def order(request: HttpRequest, order_id: str) -> HttpResponse:
             {"lease": each, "starts": minute_start(each.start_min), "ends": minute_start(each.end_min)}
             for each in leases
         ],
-        "wanted": [_part(*row) for row in found.wanted],
+        "wanted": [_part(*row[:3]) for row in found.wanted],
         "may_cancel": may(actor, Action.WORK) and found.state == OrderState.OPEN,
     }
     return render(request, "trading/order.html", context)
@@ -177,7 +177,7 @@ def _seen(actor: Actor, form: OrderForm) -> dict[str, Any]:
         }
         for lot in seen.plan.lots
     ]
-    rest = [_part(*row) for row in seen.plan.wanted]
+    rest = [_part(*row[:3]) for row in seen.plan.wanted]
     short_uusd = max(0, seen.held_uusd - seen.spendable_uusd)
     return {
         **shown,

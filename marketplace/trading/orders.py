@@ -24,7 +24,8 @@ MIN_BLOCK_MIN = 60
 
 @dataclass(frozen=True)
 class Wanted:
-    """One of `island_id` and `gpu`. `start_at` None: now. `duration_min`: a block of that length within the window."""
+    """One of `island_id` and `gpu`. `start_at` None: now. `duration_min`: a block of that length within the window.
+    `quorum_gpus` makes it a basket: so many over several islands or none, beyond it as many as the limit bears."""
 
     gpus: int
     end_at: datetime
@@ -36,6 +37,8 @@ class Wanted:
     gpus_per_lot: int = 1
     tif: str = Tif.GTC
     colocation: str = Colocation.SAME_ISLAND
+    quorum_gpus: int | None = None
+    min_gpus_per_island: int | None = None
     allow_partial_gpus: bool = False
     allow_partial_time: bool = False
     min_block_min: int = MIN_BLOCK_MIN
@@ -67,11 +70,13 @@ def order_of(organisation: Organisation, wanted: Wanted, *, key: str, by: str, n
         limit_uusd_per_gpu_hour=wanted.limit_uusd_per_gpu_hour,
         tif=wanted.tif,
         colocation=wanted.colocation,
+        quorum_gpus=wanted.quorum_gpus,
+        min_gpus_per_island=None if wanted.quorum_gpus is None else wanted.min_gpus_per_island or lot,
         allow_partial_gpus=wanted.allow_partial_gpus,
         allow_partial_time=wanted.allow_partial_time,
         min_block_min=wanted.min_block_min,
         expires_at=wanted.expires_at,
-        wanted=[[wanted.gpus, window.start_min, window.end_min]],
+        wanted=[[wanted.gpus, window.start_min, window.end_min, None]],
         created_by=by,
         created_at=now,
     )
@@ -128,8 +133,24 @@ def _problems(wanted: Wanted, lot: int, window: Window | None, now: datetime) ->
         yield FieldProblem("expires_at", "must be in the future")
     if wanted.tif == Tif.FOK and (wanted.allow_partial_gpus or wanted.allow_partial_time):
         yield FieldProblem("tif", "all or nothing allows no part")
+    yield from _problems_of_basket(wanted)
     if window is not None:
         yield from _problems_of_length(wanted, window)
+
+
+def _problems_of_basket(wanted: Wanted) -> Iterator[FieldProblem]:
+    if wanted.quorum_gpus is None:
+        if wanted.min_gpus_per_island is not None:
+            yield FieldProblem("min_gpus_per_island", "is for a basket: give its quorum_gpus")
+        return
+    if not 1 <= wanted.quorum_gpus <= wanted.gpus:
+        yield FieldProblem("quorum_gpus", "from 1 to gpus")
+    if wanted.min_gpus_per_island is not None and not 1 <= wanted.min_gpus_per_island <= wanted.gpus:
+        yield FieldProblem("min_gpus_per_island", "from 1 to gpus")
+    if wanted.gpu is None:
+        yield FieldProblem("quorum_gpus", "a basket is of several islands: name a GPU and no island")
+    if wanted.allow_partial_gpus or wanted.allow_partial_time or wanted.duration_min is not None:
+        yield FieldProblem("quorum_gpus", "a basket is elastic in its GPUs and in nothing else")
 
 
 def _problems_of_length(wanted: Wanted, window: Window) -> Iterator[FieldProblem]:

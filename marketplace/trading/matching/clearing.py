@@ -19,7 +19,17 @@ from itertools import pairwise
 
 from marketplace.trading.matching.basket import basket_cover
 from marketplace.trading.matching.cover import cover, pieces_of
-from marketplace.trading.matching.orders import PRICE_STEP_UUSD, Ask, Bid, Fill, Take, Tif, rest_of, value_uusd
+from marketplace.trading.matching.orders import (
+    PRICE_STEP_UUSD,
+    Ask,
+    Bid,
+    Colocation,
+    Fill,
+    Take,
+    Tif,
+    rest_of,
+    value_uusd,
+)
 from marketplace.trading.matching.packing import pack
 
 
@@ -61,7 +71,7 @@ def match(book: Book, now_min: int) -> Outcome:
             cancels.append(Cancel(bid.id, "would_take"))
             continue
         takes = _cover(bid, shelf.offers_to(bid))
-        if bid.tif is Tif.FOK and sum(take.lot_minutes for take in takes) < _asked_lot_minutes(bid):
+        if bid.tif is Tif.FOK and sum(_inside(bid, take) for take in takes) < _asked_lot_minutes(bid):
             takes = []
         if not takes:
             left.append(bid)
@@ -174,7 +184,7 @@ def _would_take(bid: Bid, shelf: Shelf) -> bool:
 
 def _priced(bid: Bid, takes: Sequence[Take]) -> list[Fill]:
     """Fills at the resting order's price. What a bid that stood before an ask would pay above that ask's price goes to
-    the ask, less what the bid's dearer parts need to stay within its limit on average."""
+    the ask, less what the bid's dearer parts and slivers need to stay within its limit on average."""
     limit = bid.limit_uusd_per_gpu_hour
     gains = {
         index: limit - take.ask.price_uusd_per_gpu_hour
@@ -182,12 +192,8 @@ def _priced(bid: Bid, takes: Sequence[Take]) -> list[Fill]:
         if take.ask.accepted > bid.accepted and take.ask.price_uusd_per_gpu_hour < limit
     }
     surplus = sum(gain * takes[index].lot_minutes for index, gain in gains.items())
-    fixed = sum(
-        (take.ask.price_uusd_per_gpu_hour - limit) * take.lot_minutes
-        for index, take in enumerate(takes)
-        if index not in gains
-    )
-    spare = max(0, surplus - max(0, fixed))
+    left = limit * sum(_inside(bid, take) for take in takes) - sum(take.cost for take in takes)
+    spare = min(surplus, left)
     fills = []
     for index, take in enumerate(takes):
         more = gains.get(index, 0) * spare // surplus if surplus else 0
@@ -215,12 +221,14 @@ def _asked_lot_minutes(bid: Bid) -> int:
 
 
 def _rest(bid: Bid, takes: Sequence[Take], cancels: list[Cancel]) -> list[Bid]:
-    """What the bid still wants: the lots and minutes it did not get, in parts that are long enough for it. A basket and
-    a block that was placed want no more."""
+    """What the bid still wants: the lots and minutes it did not get, in parts that are long enough for it, and where it
+    is to be on one island, of that island. A basket, a block that was placed and a stretch on the same machines want no
+    more."""
     got = sum(_inside(bid, take) for take in takes)
     if got >= _asked_lot_minutes(bid):
         return []
-    if bid.basket is not None or bid.duration_min is not None:
+    stretch = bid.colocation is Colocation.SAME_NODES and bid.allow_partial_time
+    if bid.basket is not None or bid.duration_min is not None or stretch:
         cancels.append(Cancel(bid.id, "rest"))
         return []
     wanted = []
@@ -229,6 +237,8 @@ def _rest(bid: Bid, takes: Sequence[Take], cancels: list[Cancel]) -> list[Bid]:
         had = sum(take.lots for take in takes if take.start_min <= low and take.end_min >= high)
         if bid.lots > had:
             wanted.append((low, high, bid.lots - had))
+    if bid.colocation is not Colocation.ANY:
+        bid = replace(bid, skus=frozenset(take.ask.sku for take in takes))
     parts: list[Bid] = []
     block = min(bid.min_block_min, bid.end_min - bid.start_min)
     for lots, low, high in pieces_of(wanted):

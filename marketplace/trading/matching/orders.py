@@ -92,6 +92,10 @@ class Bid:
     expires_min: int | None = None
     part: int = 0  # what is left of a bid may be several parts, which stand on their own
 
+    def __post_init__(self) -> None:
+        if self.basket is not None and self.duration_min is not None:
+            raise ValueError("a basket is for the whole window: it has no block to place within it")
+
     @property
     def rank(self) -> tuple[int, int, str, int]:
         """Before others: dearer, then earlier, then by id."""

@@ -51,7 +51,7 @@ class Plan:
     """What an order would take of the book now, and what it would still want."""
 
     lots: tuple[Lot, ...] = ()
-    wanted: tuple[tuple[int, int, int], ...] = ()
+    wanted: tuple[tuple[int, int, int, str | None], ...] = ()
 
     def cost_uusd(self, gpus_per_lot: int) -> int:
         return sum(
@@ -167,7 +167,10 @@ def plan_of(order: Order, islands: Sequence[Island], now: datetime) -> Plan:
         if not short:
             break
         usable = [island for island in usable if island.pk not in short]
-    left = tuple((bid.lots * order.gpus_per_lot, bid.start_min, bid.end_min) for bid in outcome.bids)
+    left = tuple(
+        (bid.lots * order.gpus_per_lot, bid.start_min, bid.end_min, None if bid.skus is None else min(bid.skus))
+        for bid in outcome.bids
+    )
     return Plan(_lots(outcome.fills), left)
 
 
@@ -175,7 +178,7 @@ def most_uusd(order: Order) -> int:
     """What the rest of the order can cost at most."""
     return sum(
         window_cost_uusd(order.limit_uusd_per_gpu_hour, gpus, order.duration_min or end_min - start_min)
-        for gpus, start_min, end_min in order.wanted
+        for gpus, start_min, end_min, _ in order.wanted
     )
 
 
@@ -203,8 +206,11 @@ def _fill(order: Order, now: datetime) -> bool:
     if not order.wanted:
         if _is_whole(order):
             _close(order, OrderState.FILLED, "", now, by=SYSTEM)
+        elif order.quorum_gpus is not None and plan.lots:
+            _close(order, OrderState.FILLED, "its quorum is had, and what the limit bears above it", now, by=SYSTEM)
         elif order.tif == Tif.GTC:
-            _close(order, OrderState.CANCELLED, "what was left of it had to begin by now", now, by=SYSTEM)
+            why = "the rest does not go with what it got" if plan.lots else "what was left of it had to begin by now"
+            _close(order, OrderState.CANCELLED, why, now, by=SYSTEM)
     elif order.tif == Tif.GTC:
         _hold(order)
     return True

@@ -109,18 +109,33 @@ def test_the_same_machines_are_the_same_slots_throughout(buyer: Organisation) ->
 
 def test_part_of_an_order_is_taken_where_it_allows_and_the_rest_stands(buyer: Organisation) -> None:
     make_island(gpu_count=2)
-    order = place(buyer, wanted(3, allow_partial_gpus=True))
-    assert (order.state, windows(order), order.wanted) == (
-        OrderState.OPEN,
-        [(2, 0, 60)],
-        [[1, START_MIN, START_MIN + 60]],
-    )
+    order = place(buyer, wanted(3, allow_partial_gpus=True, colocation=Colocation.ANY))
+    assert (order.state, windows(order)) == (OrderState.OPEN, [(2, 0, 60)])
+    assert order.wanted == [[1, START_MIN, START_MIN + 60, None]]
     assert held_uusd(order) == PRICE
     make_island()
     sweep_orders(at(0.5))
     order.refresh_from_db()
     assert (order.state, windows(order)) == (OrderState.FILLED, [(2, 0, 60), (1, 0, 60)])
     assert breaches() == []
+
+
+def test_the_rest_of_an_order_for_one_island_is_of_the_same_island(buyer: Organisation) -> None:
+    first = make_island(gpu_count=3)
+    other = leased(funded("other"), first, gpus=1, start=0, end=60)
+    order = place(buyer, wanted(3, allow_partial_gpus=True))
+    assert order.wanted == [[1, START_MIN, START_MIN + 60, first.pk]]
+    make_island()
+    assert sweep_orders(at(0.2)) == 0
+    end_lease(other.pk, reason="released", by="test", now=at(0))
+    assert Order.objects.get(pk=order.pk).state == OrderState.OPEN  # the minute in progress stays sold
+
+
+def test_a_block_that_got_fewer_gpus_is_over(buyer: Organisation) -> None:
+    make_island(gpu_count=2)
+    order = place(buyer, wanted(3, end=600, duration_min=60, allow_partial_gpus=True))
+    assert (order.state, windows(order)) == (OrderState.CANCELLED, [(2, 0, 60)])
+    assert order.reason == "the rest does not go with what it got"
 
 
 def test_what_cannot_begin_in_time_is_closed_and_its_money_returned(buyer: Organisation) -> None:
@@ -137,6 +152,31 @@ def test_a_block_may_lie_anywhere_in_its_window(buyer: Organisation) -> None:
     order = place(buyer, wanted(2, end=600, duration_min=120))
     assert windows(order) == [(2, 120, 240)]
     assert cash_uusd(buyer) == 1_000 * USD - 4 * PRICE
+
+
+def test_a_basket_takes_its_quorum_over_islands_or_nothing(buyer: Organisation) -> None:
+    """Two cheap GPUs here and two there carry a dear pair as far as the average allows."""
+    make_island(gpu_count=2, price_uusd_per_gpu_hour=PRICE // 2)
+    make_island(gpu_count=2, price_uusd_per_gpu_hour=PRICE)
+    short = place(buyer, wanted(8, quorum_gpus=5, tif=Tif.IOC))
+    assert (short.state, windows(short)) == (OrderState.CANCELLED, [])
+    make_island(gpu_count=2, price_uusd_per_gpu_hour=2 * PRICE)
+    order = place(buyer, wanted(8, quorum_gpus=3, min_gpus_per_island=2, limit=PRICE * 3 // 2))
+    assert (order.state, order.reason) == (OrderState.FILLED, "its quorum is had, and what the limit bears above it")
+    assert sorted(lease.price_uusd_per_gpu_hour for lease in order.leases.all()) == [PRICE // 2, PRICE, 2 * PRICE]
+    assert held_uusd(order) == 0
+    assert breaches() == []
+
+
+def test_a_basket_that_is_not_to_be_had_stands(buyer: Organisation) -> None:
+    order = place(buyer, wanted(4, quorum_gpus=4))
+    assert (order.state, held_uusd(order)) == (OrderState.OPEN, 4 * PRICE)
+    make_island(gpu_count=2)
+    assert sweep_orders(at(0.2)) == 0
+    make_island(gpu_count=2)
+    assert sweep_orders(at(0.4)) == 1
+    order.refresh_from_db()
+    assert (order.state, windows(order)) == (OrderState.FILLED, [(2, 0, 60), (2, 0, 60)])
 
 
 def test_immediate_orders_never_stand(buyer: Organisation) -> None:
@@ -254,6 +294,10 @@ def test_who_bids_more_is_filled_first(buyer: Organisation) -> None:
         ({"min_block_min": 0}, "min_block_min"),
         ({"expires_at": at(0) - timedelta(minutes=1)}, "expires_at"),
         ({"gpus": 3, "gpus_per_lot": 2}, "gpus"),
+        ({"quorum_gpus": 3}, "quorum_gpus"),
+        ({"quorum_gpus": 1, "min_gpus_per_island": 3}, "min_gpus_per_island"),
+        ({"quorum_gpus": 1, "allow_partial_gpus": True}, "quorum_gpus"),
+        ({"min_gpus_per_island": 1}, "min_gpus_per_island"),
     ],
 )
 def test_each_mistake_is_named_by_its_field(buyer: Organisation, more: dict[str, Any], field: str) -> None:

@@ -56,21 +56,10 @@ def shown(fills: Sequence[Fill]) -> list[tuple[str, int, float, float, float | N
 
 def best_by_trying(wish: Bid, asks: Sequence[Ask]) -> tuple[int, int]:
     """(lot-minutes, cost) of the largest part of the bid that it allows within its limit, at the least cost: every way
-    of choosing lots in every segment, each filled by every choice of lots on offer."""
-    edges = sorted(
-        {wish.start_min, wish.end_min}
-        | {edge for each in asks for edge in (each.start_min, each.end_min) if wish.start_min < edge < wish.end_min}
-    )
-    segments = list(pairwise(edges))
-    prices = [
-        sorted(
-            each.price_uusd_per_gpu_hour
-            for each in asks
-            for _ in range(each.lots)
-            if each.start_min <= low and each.end_min >= high
-        )
-        for low, high in segments
-    ]
+    of choosing lots in every segment, each filled by every choice of lots on offer. A segment is a stretch in which the
+    cheapest asks, as many as the bid has lots, are the same."""
+    segments, stacks = _segments(wish, asks)
+    prices = [[each.price_uusd_per_gpu_hour for each in stack] for stack in stacks]
     best = (0, 0)
     for lots in _allowed(wish, segments, [len(each) for each in prices]):
         size = sum(count_ * (high - low) for count_, (low, high) in zip(lots, segments, strict=True))
@@ -81,6 +70,24 @@ def best_by_trying(wish: Bid, asks: Sequence[Ask]) -> tuple[int, int]:
         if cost <= wish.limit_uusd_per_gpu_hour * size and (-size, cost) < (-best[0], best[1]):
             best = (size, cost)
     return best
+
+
+def _segments(wish: Bid, asks: Sequence[Ask]) -> tuple[list[tuple[int, int]], list[list[Ask]]]:
+    edges = sorted(
+        {wish.start_min, wish.end_min}
+        | {edge for each in asks for edge in (each.start_min, each.end_min) if wish.start_min < edge < wish.end_min}
+    )
+    segments: list[tuple[int, int]] = []
+    stacks: list[list[Ask]] = []
+    for low, high in pairwise(edges):
+        there = [each for each in asks for _ in range(each.lots) if each.start_min <= low and each.end_min >= high]
+        stack = sorted(there, key=lambda each: each.rank)[: wish.lots]
+        if stacks and stacks[-1] == stack:
+            segments[-1] = (segments[-1][0], high)
+        else:
+            segments.append((low, high))
+            stacks.append(stack)
+    return segments, stacks
 
 
 def _allowed(wish: Bid, segments: list[tuple[int, int]], depth: list[int]) -> Iterator[tuple[int, ...]]:

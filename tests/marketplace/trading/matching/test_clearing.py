@@ -57,6 +57,8 @@ def books(draw: st.DrawFn) -> Book:
             "basket": draw(st.sampled_from([None, None, Basket(2), Basket(1, 2)])),
             "duration_min": draw(st.sampled_from([None, None, 60, 120])),
         }
+        if terms["basket"] is not None:
+            terms["duration_min"] = None
         bids.append(bid(draw(st.integers(1, 3)), start, start + length, draw(PRICES), **terms))
     orders = [*asks, *bids]
     sequence = draw(st.permutations(range(1, len(orders) + 1)))
@@ -242,3 +244,29 @@ def test_asks_of_one_price_are_taken_in_the_order_they_came() -> None:
     asks = [ask(1, 0, 4, 1.2) for _ in range(300)]
     done = cleared(*asks, bid(200, 0, 4, 1.2))
     assert sorted(fill.ask_id for fill in done.fills) == sorted(each.id for each in asks[:200])
+
+
+def test_a_basket_has_no_block() -> None:
+    with pytest.raises(ValueError, match="no block"):
+        bid(1, 0, 4, 1.2, basket=Basket(1), duration_min=60)
+
+
+def test_what_a_resting_bid_gives_a_new_ask_leaves_its_sliver_paid() -> None:
+    wish = bid(1, 0, 1, 1.2, pays_slivers=True)
+    new = ask(1, 0, 1.5, 0.6, min_block_min=60)
+    (fill,) = cleared(wish, new).fills
+    assert (fill.end_min, fill.value_uusd) == (90, value_uusd(usd(0.8), 90))
+
+
+def test_slivers_do_not_make_a_part_into_all_of_it() -> None:
+    two, wish = ask(2, 0, 2, 0.6, min_block_min=120), bid(3, 1, 2, 1.2, allow_partial_lots=True, pays_slivers=True)
+    assert cleared(two, replace(wish, tif=Tif.FOK)).fills == ()
+    assert cleared(two, wish).fills
+
+
+def test_the_rest_of_a_bid_for_one_island_is_of_the_same_island() -> None:
+    here, there = ask(1, 0, 2, 0.6, sku="x", island="x"), ask(1, 0, 2, 1.2, sku="y", island="y")
+    wish = bid(2, 0, 2, 1.2, allow_partial_lots=True, colocation=Colocation.SAME_ISLAND)
+    (rest,) = cleared(here, there, wish).bids
+    assert (rest.lots, rest.skus) == (1, frozenset({"x"}))
+    assert cleared(here, there, replace(wish, colocation=Colocation.ANY)).bids == ()
