@@ -12,8 +12,14 @@ from pytest_django import DjangoDbBlocker, Settings
 from marketplace.devstack.state import StateDir
 from tests.servers import TestPostgres, reachable_folder, running_postgres, running_valkey
 
-# How long an example takes says more about the machine than about the code.
-hypothesis.settings.register_profile("archipelago", deadline=None)
+# How long an example takes says more about the machine than about the code. What gates a change looks at the same
+# examples every time, so that it fails for what the change did; everybody else looks at new ones, as many as they like.
+hypothesis.settings.register_profile(
+    "archipelago",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    max_examples=int(os.environ.get("ARCHIPELAGO_EXAMPLES", "100")),
+)
 hypothesis.settings.load_profile("archipelago")
 
 
