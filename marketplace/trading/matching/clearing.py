@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from marketplace.trading.matching.basket import basket_cover
-from marketplace.trading.matching.cover import cover, pieces_of
+from marketplace.trading.matching.cover import cover, pieces_of, within
 from marketplace.trading.matching.orders import (
     PRICE_STEP_UUSD,
     Ask,
@@ -71,7 +71,7 @@ def match(book: Book, now_min: int) -> Outcome:
             cancels.append(Cancel(bid.id, "would_take"))
             continue
         takes = _cover(bid, shelf.offers_to(bid))
-        if bid.tif is Tif.FOK and sum(_inside(bid, take) for take in takes) < _asked_lot_minutes(bid):
+        if bid.tif is Tif.FOK and within(bid, takes) < _asked_lot_minutes(bid):
             takes = []
         if not takes:
             left.append(bid)
@@ -192,7 +192,7 @@ def _priced(bid: Bid, takes: Sequence[Take]) -> list[Fill]:
         if take.ask.accepted > bid.accepted and take.ask.price_uusd_per_gpu_hour < limit
     }
     surplus = sum(gain * takes[index].lot_minutes for index, gain in gains.items())
-    left = limit * sum(_inside(bid, take) for take in takes) - sum(take.cost for take in takes)
+    left = limit * within(bid, takes) - sum(take.cost for take in takes)
     spare = min(surplus, left)
     fills = []
     for index, take in enumerate(takes):
@@ -224,7 +224,7 @@ def _rest(bid: Bid, takes: Sequence[Take], cancels: list[Cancel]) -> list[Bid]:
     """What the bid still wants: the lots and minutes it did not get, in parts that are long enough for it, and where it
     is to be on one island, of that island. A basket, a block that was placed and a stretch on the same machines want no
     more."""
-    got = sum(_inside(bid, take) for take in takes)
+    got = within(bid, takes)
     if got >= _asked_lot_minutes(bid):
         return []
     stretch = bid.colocation is Colocation.SAME_NODES and bid.allow_partial_time
@@ -247,10 +247,6 @@ def _rest(bid: Bid, takes: Sequence[Take], cancels: list[Cancel]) -> list[Bid]:
         else:
             cancels.append(Cancel(bid.id, "block"))
     return parts
-
-
-def _inside(bid: Bid, take: Take) -> int:
-    return take.lots * (min(take.end_min, bid.end_min) - max(take.start_min, bid.start_min))
 
 
 def _edges(bid: Bid, takes: Sequence[Take]) -> Iterator[int]:

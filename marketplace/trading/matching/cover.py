@@ -3,7 +3,8 @@
 The bid's window is cut at the edges of the asks inside it. Segments are independent, so taking asks in each by (price,
 accepted, id) is the cheapest cover of any depth; whether it is accepted depends on the *average* alone, so that cheap
 hours may carry a dear one. What may be left out is the bid's to say, and the largest part that it allows within its
-limit is taken, at the least cost.
+limit is taken, at the least cost. (Where both lots and time may be left out and a part has to be of some length, lots
+are fitted one after another: good, and not always the largest.)
 
 Pure. Invariant: what is returned lies inside the bid's window (but for slivers it pays for), takes from no ask more
 than it has in any minute, costs on average at most the limit, and is the same for the same book.
@@ -60,7 +61,7 @@ def cover(bid: Bid, asks: Iterable[Ask]) -> list[Take]:
     for island in sorted({ask.island for ask in asks}):
         there = [ask for ask in asks if ask.island == island]
         found = _same_nodes(bid, there) if bid.colocation is Colocation.SAME_NODES else _without_slivers(bid, there)
-        if _better(found, best):
+        if _better(bid, found, best):
             best = found
     return best
 
@@ -283,7 +284,7 @@ def _same_nodes(bid: Bid, asks: Sequence[Ask]) -> list[Take]:
         throughout = [ask for ask in asks if ask.start_min <= start_min and ask.end_min >= end_min]
         inside = replace(bid, start_min=start_min, end_min=end_min, allow_partial_time=False)
         found = _without_slivers(inside, throughout)
-        if _better(found, best):
+        if _better(bid, found, best):
             best = found
     return best
 
@@ -296,17 +297,22 @@ def _cheapest_start(bid: Bid, asks: Iterable[Ask], duration_min: int) -> list[Ta
     for start_min in starts[:STARTS_MAX]:
         fixed = replace(bid, start_min=start_min, end_min=start_min + duration_min, duration_min=None)
         found = cover(fixed, asks) if start_min <= last else []
-        if _better(found, best):
+        if _better(bid, found, best):
             best = found
     return best
 
 
-def _better(one: Sequence[Take], other: Sequence[Take]) -> bool:
-    """More of the bid, and then for less money."""
-    return (-sum(take.lot_minutes for take in one), sum(take.cost for take in one)) < (
-        -sum(take.lot_minutes for take in other),
+def _better(bid: Bid, one: Sequence[Take], other: Sequence[Take]) -> bool:
+    """More of what the bid wants, and then for less money."""
+    return (-within(bid, one), sum(take.cost for take in one)) < (
+        -within(bid, other),
         sum(take.cost for take in other),
     )
+
+
+def within(bid: Bid, takes: Iterable[Take]) -> int:
+    """Lot-minutes inside the bid's window: slivers that it pays for may lie outside."""
+    return sum(take.lots * (min(take.end_min, bid.end_min) - max(take.start_min, bid.start_min)) for take in takes)
 
 
 # ---------------------------------------------------------------------------------------------------------- the parts

@@ -95,6 +95,8 @@ class Bid:
     def __post_init__(self) -> None:
         if self.basket is not None and self.duration_min is not None:
             raise ValueError("a basket is for the whole window: it has no block to place within it")
+        if self.pays_slivers and self.duration_min is not None:
+            raise ValueError("a block is placed where it leaves no sliver: it buys none")
 
     @property
     def rank(self) -> tuple[int, int, str, int]:

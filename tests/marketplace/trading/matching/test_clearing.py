@@ -59,6 +59,8 @@ def books(draw: st.DrawFn) -> Book:
         }
         if terms["basket"] is not None:
             terms["duration_min"] = None
+        if terms["duration_min"] is not None:
+            terms["pays_slivers"] = False
         bids.append(bid(draw(st.integers(1, 3)), start, start + length, draw(PRICES), **terms))
     orders = [*asks, *bids]
     sequence = draw(st.permutations(range(1, len(orders) + 1)))
@@ -246,9 +248,11 @@ def test_asks_of_one_price_are_taken_in_the_order_they_came() -> None:
     assert sorted(fill.ask_id for fill in done.fills) == sorted(each.id for each in asks[:200])
 
 
-def test_a_basket_has_no_block() -> None:
+def test_a_basket_has_no_block_and_a_block_buys_no_sliver() -> None:
     with pytest.raises(ValueError, match="no block"):
         bid(1, 0, 4, 1.2, basket=Basket(1), duration_min=60)
+    with pytest.raises(ValueError, match="leaves no sliver"):
+        bid(1, 0, 4, 1.2, duration_min=60, pays_slivers=True)
 
 
 def test_what_a_resting_bid_gives_a_new_ask_leaves_its_sliver_paid() -> None:

@@ -47,7 +47,20 @@ def taken(takes: list[Take]) -> tuple[int, int]:
 
 @given(wish=wishes(), offers=asks())
 def test_a_cover_takes_as_much_as_can_be_and_pays_as_little_as_can_be(wish: Bid, offers: list[Ask]) -> None:
+    if wish.allow_partial_lots and wish.allow_partial_time:
+        wish = replace(wish, min_block_min=1)
     assert taken(cover(wish, offers)) == best_by_trying(wish, offers)
+
+
+@given(wish=wishes(), offers=asks())
+def test_with_parts_of_both_and_a_shortest_block_it_takes_no_less_than_with_parts_of_one(
+    wish: Bid, offers: list[Ask]
+) -> None:
+    both = replace(wish, allow_partial_lots=True, allow_partial_time=True)
+    size, cost = taken(cover(both, offers))
+    assert cost <= wish.limit_uusd_per_gpu_hour * size
+    assert size >= best_by_trying(replace(both, allow_partial_lots=False), offers)[0]
+    assert size >= best_by_trying(replace(both, allow_partial_time=False), offers)[0]
 
 
 @given(wish=wishes(), offers=asks(most=8), blocks=st.lists(st.sampled_from([1, 60, 120, 180]), min_size=8, max_size=8))
