@@ -22,27 +22,22 @@ from marketplace.accounts.access import Action, Actor, current_actor, may
 from marketplace.catalog.models import GpuModel
 from marketplace.core.clock import database_now
 from marketplace.core.errors import InvalidInput, Problem
+from marketplace.core.forms import minute_field, put_on
 from marketplace.core.money import UUSD_PER_USD, format_usd, parse_usd
 from marketplace.fleet import hooks, selectors, services
 from marketplace.fleet.models import Agent, Island, IslandState
 from marketplace.fleet.terms import to_price_step
 
 EVENTS_SHOWN = 30
-MINUTE = "%Y-%m-%dT%H:%M"
 NEW_SITE = "new"
-
-
-def _minute(**options: Any) -> forms.DateTimeField:
-    widget = forms.DateTimeInput(format=MINUTE, attrs={"type": "datetime-local"})
-    return forms.DateTimeField(widget=widget, input_formats=[MINUTE, "%Y-%m-%dT%H:%M:%S"], **options)
 
 
 class TermsForm(forms.Form):
     """What an owner may change at any time."""
 
     price = forms.CharField(label="Price, $ per GPU-hour", max_length=20)
-    available_from = _minute(label="Offered from, UTC", required=False, help_text="Empty: now.")
-    available_until = _minute(label="Offered until, UTC", required=False, help_text="Empty: no end stated.")
+    available_from = minute_field(label="Offered from, UTC", required=False, help_text="Empty: now.")
+    available_until = minute_field(label="Offered until, UTC", required=False, help_text="Empty: no end stated.")
     min_lease_min = forms.IntegerField(label="Shortest lease, minutes", min_value=1, initial=1)
     wan_up_mbps = forms.IntegerField(
         label="Network up, Mbit/s", required=False, min_value=1, help_text="Empty: not stated."
@@ -127,7 +122,7 @@ def new_island(request: HttpRequest) -> HttpResponse:
             island = _register(actor, form, database_now())
         except Problem as problem:
             status = problem.status
-            _note_problem(form, problem)
+            put_on(form, problem, _FIELD_OF)
         else:
             messages.success(request, f"{island.name} is registered. Enrol its agent, and it can be rented.")
             return redirect("fleet:island", island.pk)
@@ -176,7 +171,7 @@ def change_terms(request: HttpRequest, island_id: str) -> HttpResponse:
             changed = services.change_island(actor, island_id, now=now, **form.terms(now))
         except Problem as problem:
             status = problem.status
-            _note_problem(form, problem)
+            put_on(form, problem, _FIELD_OF)
         else:
             price = format_usd(changed.price_uusd_per_gpu_hour, 2)
             messages.success(request, f"Changed: {price} a GPU-hour, for leases from now on.")
@@ -228,18 +223,6 @@ def _register(actor: Actor, form: IslandForm, now: datetime) -> Island:
         now=now,
         **form.terms(now),
     )
-
-
-def _note_problem(form: forms.Form, problem: Problem) -> None:
-    """At the field it names; above the form where it names none of it."""
-    placed = False
-    for each in problem.fields:
-        name = _FIELD_OF.get(each.field, each.field)
-        if name in form.fields:
-            form.add_error(name, each.message)
-            placed = True
-    if not placed:
-        form.add_error(None, problem.message)
 
 
 def _island_page(request: HttpRequest, island_id: str, *, status: int = 200, **extra: Any) -> HttpResponse:

@@ -20,13 +20,13 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from marketplace.accounts.access import Action, Actor, current_actor, demand, may
 from marketplace.core.clock import database_now, minute_start
 from marketplace.core.errors import InvalidInput, Problem
+from marketplace.core.forms import minute_field, put_on
 from marketplace.core.money import PRICE_STEP_UUSD_PER_GPU_HOUR, parse_usd
 from marketplace.core.tickets import FIELD, Tickets
 from marketplace.trading import selectors, services
 from marketplace.trading.models import Colocation, Order, OrderState, Tif
 from marketplace.trading.models import order_id as new_order_id
 from marketplace.trading.orders import GPUS_MAX, Wanted
-from marketplace.trading.web import minute_field
 
 ORDERS_A_PAGE = 25
 _tickets = Tickets("trading.order")
@@ -106,7 +106,7 @@ def new_order(request: HttpRequest) -> HttpResponse:
             key = _tickets.read(request.POST.get(FIELD, ""))
             order = services.place_order(actor, form.wanted(), database_now(), key=key)
         except Problem as problem:
-            _put_on(form, problem)
+            put_on(form, problem, _FIELD_OF)
             status = problem.status
         else:
             messages.success(request, _told(order))
@@ -215,14 +215,3 @@ def _told(placed: Order) -> str:
     if placed.state == OrderState.CANCELLED:
         return f"Placed, and closed: {placed.reason}."
     return "Placed. What is not filled stands until it can be."
-
-
-def _put_on(form: OrderForm, problem: Problem) -> None:
-    placed = False
-    for each in problem.fields:
-        name = _FIELD_OF.get(each.field, each.field)
-        if name in form.fields:
-            form.add_error(name, each.message)
-            placed = True
-    if not placed:
-        form.add_error(None, problem.message)

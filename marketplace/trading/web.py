@@ -24,6 +24,7 @@ from marketplace.accounts.access import Action, current_actor, demand, may
 from marketplace.billing.models import Meter
 from marketplace.core.clock import database_now, minute_of, minute_start
 from marketplace.core.errors import InvalidInput, Problem
+from marketplace.core.forms import MINUTE_FORMAT, minute_field, put_on
 from marketplace.core.money import UUSD_PER_USD, window_cost_uusd
 from marketplace.core.tickets import Tickets
 from marketplace.fleet.models import Island
@@ -41,14 +42,7 @@ ENDED_BECAUSE = {
     "cancelled": "cancelled before it began",
     "island_lost": "the island was lost",
 }
-MINUTE_FORMAT = "%Y-%m-%dT%H:%M"
 _tickets = Tickets("trading.rent")
-
-
-def minute_field(**options: Any) -> forms.DateTimeField:
-    """To the minute, as a browser's own field gives it."""
-    widget = forms.DateTimeInput(format=MINUTE_FORMAT, attrs={"type": "datetime-local"})
-    return forms.DateTimeField(widget=widget, input_formats=[MINUTE_FORMAT, "%Y-%m-%dT%H:%M:%S"], **options)
 
 
 class RentForm(forms.Form):
@@ -89,7 +83,7 @@ def rent(request: HttpRequest, island_id: str) -> HttpResponse:
                     **asked,
                 )
             except Problem as problem:
-                _put_on(form, problem)
+                put_on(form, problem)
                 status = problem.status
             else:
                 messages.success(request, f"Rented: {made.gpus} GPUs of {island.name}.")
@@ -135,7 +129,7 @@ def extend(request: HttpRequest, lease_id: str) -> HttpResponse:
         try:
             longer = services.extend(row.pk, end_at=form.cleaned_data["end_at"], by=actor.name, now=now)
         except Problem as problem:
-            _put_on(form, problem)
+            put_on(form, problem)
             status = problem.status
         else:
             until = minute_start(longer.end_min)
@@ -258,18 +252,6 @@ def _first_look(island: Island, now: datetime) -> dict[str, Any]:
     length = max(FIRST_LOOK, timedelta(minutes=island.min_lease_min))
     until = minute_start(minute_of(now + length))
     return {"gpus": island.gpus_per_lot, "start_at": "", "end_at": until.strftime(MINUTE_FORMAT)}
-
-
-def _put_on(form: forms.Form, problem: Problem) -> None:
-    """A service's refusal, at the fields the form shows; the rest above the form."""
-    shown = {name for name, field in form.fields.items() if not field.widget.is_hidden}
-    placed = False
-    for each in problem.fields:
-        if each.field in shown:
-            form.add_error(each.field, each.message)
-            placed = True
-    if not placed:
-        form.add_error(None, problem.message)
 
 
 def _wants_part(request: HttpRequest) -> bool:
