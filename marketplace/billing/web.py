@@ -37,7 +37,12 @@ BALANCES = (
     ("payable_uusd", "Payable", "with the next payout"),
 )
 # What a reference's prefix says, and the page that shows it.
-PAGE_OF = {"lse": ("Lease", "trading:lease"), "job": ("Job", "training:job"), "pi": ("Card payment", None)}
+PAGE_OF = {
+    "lse": ("Lease", "trading:lease"),
+    "ord": ("Order", "trading:order"),
+    "job": ("Job", "training:job"),
+    "pi": ("Card payment", None),
+}
 
 
 class PeriodForm(forms.Form):

@@ -135,3 +135,10 @@ def test_who_may_only_look_places_and_cancels_nothing(page: Client, ada: Actor, 
     assert page.post(f"/orders/{order.pk}/cancel").status_code == 403
     assert page.post("/orders/new", form).status_code == 403
     assert Order.objects.get().state == OrderState.OPEN
+
+
+def test_the_money_page_says_what_an_order_holds_and_leads_to_it(page: Client, island: Island) -> None:
+    page.post("/orders/new", typed(page, limit="1.00"))
+    order = Order.objects.get()
+    shown = page.get("/money").content.decode()
+    assert f'Order <a class="mono wraps" href="/orders/{order.pk}">' in shown
