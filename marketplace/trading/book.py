@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import Q, QuerySet
+from django.db.models import OuterRef, Q, QuerySet
 
 from marketplace.core.clock import minute_of, to_ms
 from marketplace.fleet.models import Island, IslandState
@@ -24,6 +24,7 @@ from marketplace.trading.windows import NO_MORE, offered_until_min
 
 # Islands looked at for one order, the cheapest first: an order takes of a few.
 ISLANDS_MAX = 500
+CLOSED = (*NO_MORE, IslandState.REGISTERED)
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,20 @@ class Slot:
 
 def candidates(order: Order, now: datetime) -> list[Island]:
     """Islands that may serve a part of the order, the cheapest first."""
-    found: QuerySet[Island] = Island.objects.filter(listed=True).exclude(state__in=[*NO_MORE, IslandState.REGISTERED])
+    found: QuerySet[Island] = Island.objects.filter(listed=True).exclude(state__in=CLOSED)
     found = found.filter(pk=order.island_id) if order.island_id else found.filter(gpu=order.gpu_id)
     found = found.filter(Q(available_until=None) | Q(available_until__gt=now), gpus_per_lot=order.gpus_per_lot)
     found = found.exclude(organisation=order.organisation_id)
     return list(
         found.select_related("gpu", "site", "organisation").order_by("price_uusd_per_gpu_hour", "id")[:ISLANDS_MAX]
     )
+
+
+def within_reach() -> QuerySet[Island]:
+    """For a query of orders: an island that may serve this one and asks no more than its limit."""
+    here = Q(pk=OuterRef("island")) | Q(gpu=OuterRef("gpu"), gpus_per_lot=OuterRef("gpus_per_lot"))
+    asking = Island.objects.filter(here, price_uusd_per_gpu_hour__lte=OuterRef("limit_uusd_per_gpu_hour"), listed=True)
+    return asking.exclude(state__in=CLOSED).exclude(organisation=OuterRef("organisation"))
 
 
 def asks_of(islands: Sequence[Island], start_min: int, end_min: int, now: datetime) -> list[Ask]:

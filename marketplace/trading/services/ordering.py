@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from django.db import IntegrityError, transaction
-from django.db.models import QuerySet
+from django.db.models import Exists, F, Q, QuerySet
 
 from marketplace.accounts.access import Action, Actor, demand
 from marketplace.accounts.audit import record
@@ -21,7 +21,7 @@ from marketplace.core.clock import minute_of
 from marketplace.core.errors import Busy, Conflict, InsufficientFunds, NotFound
 from marketplace.core.money import format_usd, window_cost_uusd
 from marketplace.fleet.models import Island
-from marketplace.trading.book import asks_of, bids_of, candidates, slot_of
+from marketplace.trading.book import asks_of, bids_of, candidates, slot_of, within_reach
 from marketplace.trading.matching import Book, Fill, match
 from marketplace.trading.models import ORDER_MACHINE, Lease, LeasePurpose, Order, OrderState, Tif, order_id
 from marketplace.trading.models import lease_id as new_lease_id
@@ -33,6 +33,7 @@ from marketplace.trading.services.renting import book, live_sku
 SYSTEM = "system"
 TRIES = 3
 SWEEP_BATCH = 200
+PRIORITY = ("-limit_uusd_per_gpu_hour", "created_at", "id")
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,15 @@ def cancel_order(actor: Actor, key: str, now: datetime) -> Order:
 
 def sweep_orders(now: datetime) -> int:
     """Fill what has become possible and close what is over; each order in a transaction of its own, the dearest first.
-    Returns how many were filled or closed."""
-    standing = Order.objects.filter(state=OrderState.OPEN).order_by("-limit_uusd_per_gpu_hour", "created_at", "id")
+    Returns how many were filled or closed.
+
+    Only those are looked at that are over or may find something: an average is never below the cheapest that is asked,
+    so bids below the market cost a sweep nothing, however many stand."""
+    over = Q(expires_at__lte=now) | Q(start_min__lt=minute_of(now), duration_min=None)
+    over |= Q(end_min__lt=minute_of(now) + F("duration_min"))
+    standing = Order.objects.filter(over | Exists(within_reach()), state=OrderState.OPEN)
     moved = 0
-    for key in list(standing.values_list("pk", flat=True)[:SWEEP_BATCH]):
+    for key in list(standing.order_by(*PRIORITY).values_list("pk", flat=True)[:SWEEP_BATCH]):
         try:
             moved += _sweep(key, now)
         except Busy:

@@ -277,6 +277,16 @@ def test_who_bids_more_is_filled_first(buyer: Organisation) -> None:
     assert [Order.objects.get(pk=each.pk).state for each in (low, high)] == [OrderState.OPEN, OrderState.FILLED]
 
 
+def test_bids_below_the_market_cost_a_sweep_two_queries_however_many_stand(
+    buyer: Organisation, django_assert_max_num_queries: Any
+) -> None:
+    make_island()
+    for _ in range(5):
+        place(buyer, wanted(start=600, end=660, limit=PRICE // 2))
+    with django_assert_max_num_queries(2):
+        assert sweep_orders(at(1)) == 0
+
+
 @pytest.mark.parametrize(
     ("more", "field"),
     [
