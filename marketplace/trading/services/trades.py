@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, OperationalError, transaction
 
 from marketplace.billing.models import LedgerAccount
 from marketplace.billing.services.holds import cash, escrow, hold, hold_from
@@ -19,6 +19,7 @@ from marketplace.core.money import format_usd
 from marketplace.trading.models import Allocation, Contract, ContractKind, Lease, Position
 from marketplace.trading.windows import NOT_AVAILABLE
 
+DEADLOCK = "40P01"
 SLOT_WALL = "no_slot_is_held_twice"
 
 
@@ -84,10 +85,19 @@ def pay(lease: Lease, amount_uusd: int, *, tranche: int) -> LedgerAccount:
 
 @contextmanager
 def _walled() -> Iterator[None]:
-    """The second wall's refusal as the answer the first one gives."""
+    """The second wall's refusal as the answer the first one gives. Where nobody held the locks, two that stand at the
+    wall together wait for each other, and the database refuses one of them as a deadlock: that is the wall as well."""
     try:
         yield
     except IntegrityError as error:
         if getattr(getattr(error.__cause__, "diag", None), "constraint_name", None) != SLOT_WALL:
             raise
-        raise Conflict.at("gpus", "these GPUs were taken a moment ago", code=NOT_AVAILABLE) from error
+        raise _taken() from error
+    except OperationalError as error:
+        if getattr(error.__cause__, "sqlstate", None) != DEADLOCK:
+            raise
+        raise _taken() from error
+
+
+def _taken() -> Conflict:
+    return Conflict.at("gpus", "these GPUs were taken a moment ago", code=NOT_AVAILABLE)
