@@ -16,6 +16,7 @@ import importlib
 import math
 import shutil
 import sys
+import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -177,6 +178,10 @@ def exact_uniform(shape: tuple[int, ...], std: float, key: str) -> Tensor:
     return whole.to(torch.float32).mul_(std * math.sqrt(3) * 2.0**-23)
 
 
+# Learners of one process share the path modules are found on and torch's own seed: one loads, then the next.
+_ONE_AT_A_TIME = threading.Lock()
+
+
 def _load_module_model(spec: ModuleModel, seed: int, workdir: Path, artifact: Path | None) -> LoadedModel:
     """Run the user's function. It runs with torch's seed set to the run's, so that a plain nn.Module is the same on
     equal machines; where it is not, the first digests differ and the coordinator says so. Parameters are exchanged,
@@ -184,16 +189,17 @@ def _load_module_model(spec: ModuleModel, seed: int, workdir: Path, artifact: Pa
     module_name, separator, function_name = spec.entry.partition(":")
     if not (module_name and separator and function_name):
         raise SpecError("model.entry", "must be `module:function`")
-    if spec.artifact is not None:
-        if artifact is None:
-            raise SpecError("model.artifact", "the artifact has not been fetched")
-        _make_importable(artifact, module_name, workdir / "modules" / spec.artifact[:16])
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise SpecError("model.entry", f"cannot be imported: {error}") from error
-    torch.manual_seed(seed)
-    built = function(spec.config)
+    with _ONE_AT_A_TIME:
+        if spec.artifact is not None:
+            if artifact is None:
+                raise SpecError("model.artifact", "the artifact has not been fetched")
+            _make_importable(artifact, module_name, workdir / "modules" / spec.artifact[:16])
+        try:
+            function = getattr(importlib.import_module(module_name), function_name)
+        except (ImportError, AttributeError) as error:
+            raise SpecError("model.entry", f"cannot be imported: {error}") from error
+        torch.manual_seed(seed)
+        built = function(spec.config)
     if not (isinstance(built, tuple) and len(built) == 2 and isinstance(built[0], nn.Module) and callable(built[1])):
         raise SpecError("model.entry", "must return (torch.nn.Module, loss function)")
     model, loss = built

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -76,9 +77,11 @@ class Crew:
         self._threads[-1].start()
 
     def join(self) -> None:
-        for thread in self._threads:
-            thread.join(60)
-            assert not thread.is_alive(), "a learner did not end"
+        limit = time.monotonic() + 60
+        while any(thread.is_alive() for thread in self._threads) and not self.errors:
+            assert time.monotonic() < limit, "a learner did not end"
+            for thread in self._threads:
+                thread.join(0.05)
         if self.errors:
             raise self.errors[0]
 
