@@ -179,6 +179,16 @@ def test_a_basket_that_is_not_to_be_had_stands(buyer: Organisation) -> None:
     assert (order.state, windows(order)) == (OrderState.FILLED, [(2, 0, 60), (2, 0, 60)])
 
 
+def test_a_block_that_waits_moves_no_money_while_it_does(buyer: Organisation) -> None:
+    make_island(gpu_count=1)
+    order = place(buyer, wanted(2, end=600, duration_min=60))
+    assert [sweep_orders(at(minute)) for minute in (1, 2, 3)] == [0, 0, 0]
+    order.refresh_from_db()
+    assert (order.state, order.holds, held_uusd(order)) == (OrderState.OPEN, 1, 2 * PRICE)
+    assert sweep_orders(at(541)) == 1  # no hour is left in its window
+    assert cash_uusd(buyer) == 1_000 * USD
+
+
 def test_immediate_orders_never_stand(buyer: Organisation) -> None:
     make_island(gpu_count=2)
     order = place(buyer, wanted(3, allow_partial_gpus=True, tif=Tif.IOC))
