@@ -12,6 +12,8 @@ from typing import Any
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 
+from marketplace.accounts.operators import is_operator
+
 
 @dataclass(frozen=True)
 class Place:
@@ -19,6 +21,7 @@ class Place:
     address: str
     icon: str
     also: tuple[str, ...] = ()  # addresses below which a page belongs to it too
+    for_operators: bool = False
 
 
 # (label, URL name, icon in templates/components/icon.html, what else belongs to it)
@@ -30,14 +33,16 @@ _PLACES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("Money", "billing:statement", "money", ()),
     ("Organisation", "accounts:organisation", "organisation", ()),
 )
+# The desk of those who run the market: its first page, and all below.
+_DESK = ("Desk", "catalog:quarantine", "desk", ("/desk",))
 
 
 @cache
 def places() -> tuple[Place, ...]:
     found = []
-    for label, name, icon, also in _PLACES:
+    for label, name, icon, also in (*_PLACES, _DESK):
         try:
-            found.append(Place(label, reverse(name), icon, also))
+            found.append(Place(label, reverse(name), icon, also, for_operators=label == "Desk"))
         except NoReverseMatch:
             continue
     return tuple(found)
@@ -45,6 +50,7 @@ def places() -> tuple[Place, ...]:
 
 def navigation(request: HttpRequest) -> dict[str, Any]:
     """A context processor: the places, and the one this page belongs to (its address begins the page's)."""
-    fits = [(len(each), p.address) for p in places() for each in (p.address, *p.also) if request.path.startswith(each)]
+    shown = [place for place in places() if is_operator(request) or not place.for_operators]
+    fits = [(len(each), p.address) for p in shown for each in (p.address, *p.also) if request.path.startswith(each)]
     here = max(fits, default=(0, ""))[1]
-    return {"places": places(), "place_here": here}
+    return {"places": shown, "place_here": here}

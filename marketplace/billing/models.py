@@ -31,13 +31,20 @@ class AccountKind(models.TextChoices):
     STRIPE_PENDING = "stripe_pending", "Charged, not yet available"
     STRIPE_AVAILABLE = "stripe_available", "Available for payouts"
     BANK = "bank", "Our bank"
+    BUYER_RECEIVABLE = "buyer_receivable", "Owed by a buyer"
+    SELLER_RECEIVABLE = "seller_receivable", "Owed by a seller"
     BUYER_CASH = "buyer_cash", "Cash"
+    BUYER_PROMO = "buyer_promo", "Granted"
     ESCROW = "escrow", "Held"
     SELLER_ACCRUED = "seller_accrued", "Earned, in the dispute window"
     SELLER_PAYABLE = "seller_payable", "Payable"
+    SELLER_RESERVE = "seller_reserve", "Kept in reserve"
     FEE_REVENUE = "fee_revenue", "Fees"
     STRIPE_FEES = "stripe_fees", "Card fees"
     SLA_CREDIT = "sla_credit", "Goodwill"
+    PROMO_COST = "promo_cost", "Granted by us"
+    CHARGEBACK_LOSS = "chargeback_loss", "Lost to disputes"
+    BAD_DEBT = "bad_debt", "Not paid to us"
 
 
 class Normal(models.TextChoices):
@@ -52,13 +59,20 @@ NORMAL: dict[AccountKind, Normal] = {
     AccountKind.STRIPE_PENDING: Normal.DEBIT,
     AccountKind.STRIPE_AVAILABLE: Normal.DEBIT,
     AccountKind.BANK: Normal.DEBIT,
+    AccountKind.BUYER_RECEIVABLE: Normal.DEBIT,
+    AccountKind.SELLER_RECEIVABLE: Normal.DEBIT,
     AccountKind.BUYER_CASH: Normal.CREDIT,
+    AccountKind.BUYER_PROMO: Normal.CREDIT,
     AccountKind.ESCROW: Normal.CREDIT,
     AccountKind.SELLER_ACCRUED: Normal.CREDIT,
     AccountKind.SELLER_PAYABLE: Normal.CREDIT,
+    AccountKind.SELLER_RESERVE: Normal.CREDIT,
     AccountKind.FEE_REVENUE: Normal.CREDIT,
     AccountKind.STRIPE_FEES: Normal.DEBIT,
     AccountKind.SLA_CREDIT: Normal.DEBIT,
+    AccountKind.PROMO_COST: Normal.DEBIT,
+    AccountKind.CHARGEBACK_LOSS: Normal.DEBIT,
+    AccountKind.BAD_DEBT: Normal.DEBIT,
 }
 # These record what happened elsewhere, so nothing we do may be refused for their sake; all others stop at zero.
 WITHOUT_FLOOR = frozenset(
@@ -68,6 +82,9 @@ WITHOUT_FLOOR = frozenset(
         AccountKind.FEE_REVENUE,
         AccountKind.STRIPE_FEES,
         AccountKind.SLA_CREDIT,
+        AccountKind.PROMO_COST,
+        AccountKind.CHARGEBACK_LOSS,
+        AccountKind.BAD_DEBT,
     }
 )
 
@@ -130,6 +147,9 @@ class LedgerAccount(models.Model):
 
 class TransferKind(models.IntegerChoices):
     DEPOSIT = 10, "Deposit"
+    SETTLE = 11, "Became available"
+    CARD_FEE = 12, "Card fee"
+    PROMO = 13, "Granted"
     HOLD = 20, "Hold"
     EARMARK = 21, "Part of a hold"
     RELEASE = 22, "Release"
@@ -139,7 +159,13 @@ class TransferKind(models.IntegerChoices):
     FEE_REFUND = 41, "Fee given back"
     GOODWILL = 42, "Goodwill"
     MATURE = 50, "Became payable"
+    RESERVE = 51, "Kept in reserve"
+    RESERVE_RELEASE = 52, "Out of reserve"
     PAYOUT = 60, "Payout"
+    PAYOUT_REVERSAL = 61, "Payout taken back"
+    CARD_REFUND = 70, "Refund to the card"
+    CHARGEBACK = 71, "Disputed payment"
+    CHARGEBACK_WON = 72, "Dispute won"
     CORRECTION = 90, "Correction"
 
 
@@ -206,6 +232,8 @@ class Meter(models.Model):
     fee_uusd = models.BigIntegerField(default=0)  # ours, part of what was charged
     covered_gpu_ms = models.BigIntegerField(default=0)
     last_beat_at = models.DateTimeField(null=True)
+    # What was bought of a holder who goes on paying for it: what is counted here counts there first.
+    upstream = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="resold")
     state = models.CharField(max_length=6, choices=MeterState.choices, default=MeterState.OPEN)
 
     class Meta:
@@ -229,15 +257,17 @@ class Meter(models.Model):
 
 
 class MeterCounter(models.Model):
-    """The agent's cumulative counter; a restart that lost it opens the next epoch, and epochs add up."""
+    """The agent's cumulative counter of one assignment; a restart that lost it opens the next epoch. Epochs add up, and
+    so do the assignments that a lease is served by: parts of it that were sold on are served as leases of their own."""
 
     meter = models.ForeignKey(Meter, on_delete=models.PROTECT, related_name="counters")
+    source = models.CharField(max_length=80, default="")  # the assignment; "" is the lease itself
     epoch = models.PositiveBigIntegerField()
     gpu_ms_total = models.PositiveBigIntegerField()
 
     class Meta:
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["meter", "epoch"], name="one_counter_per_epoch"),
+            models.UniqueConstraint(fields=["meter", "source", "epoch"], name="one_counter_per_source_and_epoch"),
         ]
 
     def __str__(self) -> str:

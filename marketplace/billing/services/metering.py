@@ -36,6 +36,7 @@ TERMS = (
     "gpus",
     "start_at",
     "end_at",
+    "upstream_id",
 )
 
 
@@ -52,8 +53,10 @@ def open_meter(
     gpus: int,
     start_at: datetime,
     end_at: datetime,
+    upstream: str | None = None,
 ) -> Meter:
-    """The meter of the lease `ref`; its escrow must hold what the whole window can cost."""
+    """The meter of the lease `ref`; its escrow must hold what the whole window can cost. `upstream` is the meter of the
+    holder it was bought of: what is delivered to the new holder, the old one goes on paying for."""
     meter = Meter(
         id=ref,
         buyer=buyer,
@@ -65,6 +68,7 @@ def open_meter(
         gpus=gpus,
         start_at=start_at,
         end_at=end_at,
+        upstream_id=upstream,
     )
     (held,) = lock(escrow)
     known = Meter.objects.filter(pk=ref).first()
@@ -119,16 +123,30 @@ def observe_beat(ref: str, now: datetime) -> Meter:
 
 
 @transaction.atomic
-def report_usage(ref: str, epoch: int, gpu_ms_total: int) -> Meter:
-    """Take an agent's cumulative counter and capture what became billable. Late and repeated reports are harmless."""
+def report_usage(ref: str, epoch: int, gpu_ms_total: int, source: str = "") -> Meter:
+    """Take an agent's cumulative counter and capture what became billable. Late and repeated reports are harmless.
+    `source` tells apart the assignments that serve one lease.
+
+    What was sold on is captured from its first holder first: who resells earns nothing that they did not pay for."""
     if epoch < 0:
         raise InvalidInput.at("epoch", "must not be negative")
     if not 0 <= gpu_ms_total < 2**53:
         raise InvalidInput.at("gpu_ms_total", "must be between zero and 2**53")
+    chain = [ref]
+    while (above := Meter.objects.filter(pk=chain[-1]).values_list("upstream_id", flat=True).first()) is not None:
+        chain.append(above)
+    for key in reversed(chain[1:]):
+        _count(key, epoch, gpu_ms_total, source or ref)
+    return _count(ref, epoch, gpu_ms_total, source)
+
+
+def _count(ref: str, epoch: int, gpu_ms_total: int, source: str) -> Meter:
     meter = lock_meter(ref)
     if meter.state != MeterState.OPEN:
         return meter
-    counter, _ = MeterCounter.objects.get_or_create(meter=meter, epoch=epoch, defaults={"gpu_ms_total": gpu_ms_total})
+    counter, _ = MeterCounter.objects.get_or_create(
+        meter=meter, source=source, epoch=epoch, defaults={"gpu_ms_total": gpu_ms_total}
+    )
     if gpu_ms_total > counter.gpu_ms_total:
         MeterCounter.objects.filter(pk=counter.pk).update(gpu_ms_total=gpu_ms_total)
     _capture(meter)
