@@ -13,7 +13,7 @@ from django.contrib.postgres.constraints import ExclusionConstraint
 from django.contrib.postgres.fields import IntegerRangeField, RangeOperators
 from django.db import models
 from django.db.models import F, Func, Q
-from django.db.models.functions import Mod
+from django.db.models.functions import Mod, Sign
 from django.db.models.lookups import Exact
 
 from marketplace.accounts.models import Organisation
@@ -120,15 +120,27 @@ class Colocation(models.TextChoices):
     ANY = "any", "Anywhere"
 
 
-class Order(models.Model):
-    """A bid for GPUs of one island, or of any with a GPU of this type, at an average of at most `limit`.
+class Side(models.TextChoices):
+    BUY = "buy", "Buy"
+    SELL = "sell", "Sell"
 
-    What it can cost at most is held in the escrow of its own name; what is filled of it are leases. `wanted` is what it
-    still wants, as rows of [gpus, start_min, end_min, island or null]: all of it at first, nothing in the end. An order
-    for one island that got a part wants the rest of the same."""
+
+class Order(models.Model):
+    """A bid for GPUs of one island, or of any with a GPU of this type, at an average of at most `limit`; or an ask for
+    a part of a lease at no less than `limit`.
+
+    What a bid can cost at most is held in the escrow of its own name; what is filled of it are leases. `wanted` is what
+    it still wants, as rows of [gpus, start_min, end_min, island or null]: all of it at first, nothing in the end. An
+    order for one island that got a part wants the rest of the same.
+
+    An ask holds no money. `offered` is what of it is still for sale, as rows of [slot, start_min, end_min]: slots of
+    the lease `of_lease`, which keeps them until somebody buys them."""
 
     id = models.CharField(primary_key=True, max_length=LENGTH, default=order_id, editable=False)
     organisation = models.ForeignKey(Organisation, on_delete=models.PROTECT, related_name="orders")
+    side = models.CharField(max_length=4, choices=Side.choices, default=Side.BUY)
+    of_lease = models.ForeignKey("Lease", on_delete=models.PROTECT, null=True, related_name="sales")
+    replaces = models.OneToOneField("self", on_delete=models.PROTECT, null=True, related_name="replaced_by")
     island = models.ForeignKey(Island, on_delete=models.PROTECT, null=True, related_name="orders")
     gpu = models.ForeignKey(GpuModel, on_delete=models.PROTECT, null=True, related_name="orders")
     gpus_per_lot = models.PositiveIntegerField()
@@ -146,7 +158,8 @@ class Order(models.Model):
     allow_partial_time = models.BooleanField(default=False)
     min_block_min = models.PositiveIntegerField()
     expires_at = models.DateTimeField(null=True)
-    wanted = models.JSONField()
+    wanted = models.JSONField(default=list)
+    offered = models.JSONField(default=list)
     state = models.CharField(max_length=10, choices=OrderState.choices, default=OrderState.OPEN)
     reason = models.CharField(max_length=200, blank=True)  # why it closed, in words
     holds = models.PositiveIntegerField(default=0)  # how often money was held for it: each is a tranche of its own
@@ -172,11 +185,23 @@ class Order(models.Model):
                 | Q(quorum_gpus__gt=0, quorum_gpus__lte=F("gpus"), min_gpus_per_island__gt=0, duration_min=None),
             ),
             models.CheckConstraint(name="order_state_known", condition=Q(state__in=OrderState.values)),
+            models.CheckConstraint(
+                name="order_sells_a_lease_or_buys",
+                condition=Q(side=Side.BUY, of_lease=None, offered=[])
+                | Q(side=Side.SELL, of_lease__isnull=False, island__isnull=False, wanted=[]),
+            ),
         ]
         indexes: ClassVar = [
             models.Index(fields=["organisation", "-created_at"], name="order_by_organisation"),
             models.Index(
-                fields=["-limit_uusd_per_gpu_hour", "created_at"], name="order_that_stands", condition=Q(state="open")
+                fields=["-limit_uusd_per_gpu_hour", "created_at"],
+                name="order_that_stands",
+                condition=Q(state="open", side="buy"),
+            ),
+            models.Index(
+                fields=["island", "limit_uusd_per_gpu_hour"],
+                name="order_that_sells",
+                condition=Q(state="open", side="sell"),
             ),
         ]
 
@@ -187,7 +212,10 @@ class Order(models.Model):
 class Lease(models.Model):
     """The right to `lots` of an SKU for [start_min, end_min), at one price: what an agent serves and a meter bills.
 
-    Its id is the assignment's, the meter's and the escrow's. Extending it appends a contract and moves `end_min`."""
+    Its id is the assignment's, the meter's and the escrow's. Extending it appends a contract and moves `end_min`.
+
+    A part of it that is sold on is a lease of its own, whose `upstream` is this one: its holder pays the holder of this
+    one, who goes on paying for it. What is still held is in the allocations."""
 
     id = models.CharField(primary_key=True, max_length=LENGTH, default=lease_id, editable=False)
     organisation = models.ForeignKey(Organisation, on_delete=models.PROTECT, related_name="leases")  # the buyer
@@ -197,6 +225,10 @@ class Lease(models.Model):
     lots = models.PositiveIntegerField()
     gpus = models.PositiveIntegerField()  # lots x gpus_per_lot
     order = models.ForeignKey(Order, on_delete=models.PROTECT, null=True, related_name="leases")  # that it came of
+    sale = models.ForeignKey(
+        Order, on_delete=models.PROTECT, null=True, related_name="sold"
+    )  # the ask it was bought of
+    upstream = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="resold")
     purpose = models.CharField(max_length=8, choices=LeasePurpose.choices)
     job_ref = models.CharField(max_length=LENGTH, blank=True)  # the job's id and the escrow that pays; "" is cash
     price_uusd_per_gpu_hour = models.BigIntegerField()
@@ -224,6 +256,10 @@ class Lease(models.Model):
             ),
             models.CheckConstraint(name="lease_state_known", condition=Q(state__in=LeaseState.values)),
             models.CheckConstraint(
+                name="lease_of_a_sale_is_upstream",
+                condition=Q(sale=None, upstream=None) | Q(sale__isnull=False, upstream__isnull=False),
+            ),
+            models.CheckConstraint(
                 name="lease_for_a_job_names_it",
                 condition=Q(purpose=LeasePurpose.RESERVE, job_ref="") | (Q(purpose=LeasePurpose.JOB) & ~Q(job_ref="")),
             ),
@@ -243,6 +279,7 @@ class ContractKind(models.TextChoices):
     RENT = "rent", "Rent"
     EXTEND = "extend", "Extension"
     RELEASE = "release", "Given back"
+    RESALE = "resale", "Sold on"
 
 
 class Contract(models.Model):
@@ -281,7 +318,7 @@ class Position(models.Model):
 
     class Meta:
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["contract", "originated"], name="two_positions_a_contract"),
+            models.UniqueConstraint("contract", Sign("delta_lots"), name="two_positions_a_contract"),
             models.CheckConstraint(name="position_moves", condition=~Q(delta_lots=0) & Q(end_min__gt=F("start_min"))),
         ]
         indexes: ClassVar = [models.Index(fields=["sku", "organisation", "start_min"], name="position_by_sku")]
@@ -291,7 +328,8 @@ class Position(models.Model):
 
 
 class Allocation(models.Model):
-    """One slot of an island, held by a lease for [start_min, end_min). Shortened when the lease ends early."""
+    """One slot of an island, held by a lease for [start_min, end_min). Shortened when the lease ends early, cut in two
+    where minutes between are sold on."""
 
     lease = models.ForeignKey(Lease, on_delete=models.PROTECT, related_name="allocations")
     island = models.ForeignKey(Island, on_delete=models.PROTECT, related_name="allocations")
@@ -301,7 +339,6 @@ class Allocation(models.Model):
 
     class Meta:
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["lease", "slot"], name="a_lease_holds_a_slot_once"),
             models.CheckConstraint(name="allocation_window", condition=Q(end_min__gte=F("start_min"))),
             ExclusionConstraint(
                 name="no_slot_is_held_twice",
@@ -316,6 +353,7 @@ class Allocation(models.Model):
                 ],
             ),
         ]
+        indexes: ClassVar = [models.Index(fields=["lease", "slot"], name="allocation_by_lease")]
 
     def __str__(self) -> str:
         return f"slot {self.slot} of {self.island_id} for {self.lease_id}"

@@ -53,6 +53,15 @@ def lowest(steps: Iterable[Step], start_min: int, end_min: int) -> int:
     return min(piece.delta for piece in levels(steps, start_min, end_min))
 
 
+def held_pieces(windows: Iterable[tuple[int, int]]) -> list[Step]:
+    """Slots that are each held over a window: how many at a time, without the times at which it is none."""
+    steps = [Step(start_min, end_min, 1) for start_min, end_min in windows if start_min < end_min]
+    if not steps:
+        return []
+    first, last = min(step.start_min for step in steps), max(step.end_min for step in steps)
+    return [piece for piece in levels(steps, first, last) if piece.delta]
+
+
 def free_slots(lots: int, busy: Sequence[Busy], start_min: int, end_min: int) -> list[int]:
     """The slots nobody holds in any minute of the window, tightest fit first.
 

@@ -19,10 +19,23 @@ from marketplace.catalog.models import GpuModel
 from marketplace.core.clock import minute_of
 from marketplace.core.errors import Conflict, NotFound
 from marketplace.fleet.models import Island, IslandState
-from marketplace.trading.models import Allocation, Contract, Lease, LeasePurpose, LeaseState, Order, Position, Sku
-from marketplace.trading.positions import Busy, Step, earliest, free_slots, free_until, next_start, spread
+from marketplace.trading.models import (
+    Allocation,
+    Contract,
+    Lease,
+    LeasePurpose,
+    LeaseState,
+    Order,
+    OrderState,
+    Position,
+    Side,
+    Sku,
+)
+from marketplace.trading.positions import Busy, Step, earliest, free_slots, free_until, held_pieces, next_start, spread
 from marketplace.trading.windows import may_extend, offered_until_min
 
+SELLING_OF = Q(side=Side.SELL, state=OrderState.OPEN)
+PIECE = "."  # between the id of a lease and the first minute of a piece of it
 LIVE = (LeaseState.PENDING, LeaseState.ACTIVE)
 SORTS = {
     "price": ("price_uusd_per_gpu_hour", "id"),
@@ -190,6 +203,50 @@ def gpus_on_islands() -> QuerySet[GpuModel]:
 def held_by(island: Island) -> QuerySet[Lease]:
     """The leases that hold GPUs of the island now or later, by their start."""
     return Lease.objects.filter(island=island, state__in=LIVE).order_by("start_min", "id")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a lease holds for a time without a change; an agent serves each as an assignment of its own."""
+
+    id: str
+    lots: int
+    start_min: int
+    end_min: int
+
+
+def pieces_of(leases: Iterable[Lease]) -> dict[str, list[Piece]]:
+    """What each lease holds, in order of time, by its id. A lease of which nothing was sold on is one piece, which has
+    its id; a later piece is named by its first minute too, and keeps that name whatever is sold after it."""
+    windows: dict[str, list[tuple[int, int]]] = {lease.pk: [] for lease in leases}
+    starts = {lease.pk: lease.start_min for lease in leases}
+    rows = Allocation.objects.filter(lease__in=list(windows)).values_list("lease_id", "start_min", "end_min")
+    for lease_id, start_min, end_min in rows:
+        windows[lease_id].append((start_min, end_min))
+    return {
+        lease_id: [
+            Piece(
+                lease_id if step.start_min == starts[lease_id] else f"{lease_id}{PIECE}{step.start_min}",
+                step.delta,
+                step.start_min,
+                step.end_min,
+            )
+            for step in held_pieces(held)
+        ]
+        for lease_id, held in windows.items()
+    }
+
+
+def sellable_slots(lease: Lease, start_min: int, end_min: int) -> list[int]:
+    """Slots that the lease holds in every minute of the window and that are not for sale in any of them."""
+    held = lease.allocations.filter(start_min__lte=start_min, end_min__gte=end_min).values_list("slot", flat=True)
+    offered = [row for rows in lease.sales.filter(SELLING_OF).values_list("offered", flat=True) for row in rows]
+    taken = {slot for slot, low, high in offered if low < end_min and high > start_min}
+    return sorted(set(held) - taken)
+
+
+def lease_of_piece(piece_id: str) -> str:
+    return piece_id.partition(PIECE)[0]
 
 
 def contracts_of(lease: Lease) -> QuerySet[Contract]:

@@ -101,6 +101,8 @@ def check_extension(lease: Lease, island: Island, end_min: int) -> None:
     cost_uusd = window_cost_uusd(lease.price_uusd_per_gpu_hour, lease.gpus, end_min - lease.start_min)
     if cost_uusd > MAX_AMOUNT_UUSD:
         raise InvalidInput.at("end_at", f"costs {format_usd(cost_uusd)}: more than can be held at once")
+    if lease.upstream_id is not None:
+        raise Conflict.at("end_at", "it was bought of another holder, whose hours end there", code=NOT_AVAILABLE)
     if not island.listed or island.state in NO_MORE or lease.sku.retired_at is not None:
         raise Conflict.at("end_at", "the island takes no more of this lease", code=NOT_AVAILABLE)
     check_price(island, lease.price_uusd_per_gpu_hour, "end_at")

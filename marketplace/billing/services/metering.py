@@ -6,6 +6,7 @@ charge for it exactly. Everything happens under the meter's row lock; accounts a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from zlib import crc32
 
@@ -125,40 +126,25 @@ def observe_beat(ref: str, now: datetime) -> Meter:
 @transaction.atomic
 def report_usage(ref: str, epoch: int, gpu_ms_total: int, source: str = "") -> Meter:
     """Take an agent's cumulative counter and capture what became billable. Late and repeated reports are harmless.
-    `source` tells apart the assignments that serve one lease.
-
-    What was sold on is captured from its first holder first: who resells earns nothing that they did not pay for."""
+    `source` tells apart the assignments that serve one lease."""
     if epoch < 0:
         raise InvalidInput.at("epoch", "must not be negative")
     if not 0 <= gpu_ms_total < 2**53:
         raise InvalidInput.at("gpu_ms_total", "must be between zero and 2**53")
-    chain = [ref]
-    while (above := Meter.objects.filter(pk=chain[-1]).values_list("upstream_id", flat=True).first()) is not None:
-        chain.append(above)
-    for key in reversed(chain[1:]):
-        _count(key, epoch, gpu_ms_total, source or ref)
-    return _count(ref, epoch, gpu_ms_total, source)
-
-
-def _count(ref: str, epoch: int, gpu_ms_total: int, source: str) -> Meter:
-    meter = lock_meter(ref)
-    if meter.state != MeterState.OPEN:
-        return meter
-    counter, _ = MeterCounter.objects.get_or_create(
-        meter=meter, source=source, epoch=epoch, defaults={"gpu_ms_total": gpu_ms_total}
-    )
-    if gpu_ms_total > counter.gpu_ms_total:
-        MeterCounter.objects.filter(pk=counter.pk).update(gpu_ms_total=gpu_ms_total)
-    _capture(meter)
-    return meter
+    chain = _lock_chain(ref)
+    if chain[0].state == MeterState.OPEN:
+        _note(chain[0], source, epoch, gpu_ms_total)
+        _capture(chain)
+    return chain[0]
 
 
 @transaction.atomic
 def close_meter(ref: str) -> Meter:
     """Capture what is billable, give back the rest, and take no more."""
-    meter = lock_meter(ref)
+    chain = _lock_chain(ref)
+    meter = chain[0]
     if meter.state == MeterState.OPEN:
-        _capture(meter)
+        _capture(chain)
         release(meter.escrow, meter.refund)
         meter.state = MeterState.CLOSED
         meter.save(update_fields=["state"])
@@ -170,10 +156,41 @@ def lock_meter(ref: str) -> Meter:
     return Meter.objects.select_for_update(no_key=True).get(pk=ref)
 
 
-def _capture(meter: Meter) -> None:
-    """Post the difference between what is billable now and what was billed; the caller holds the meter's lock."""
+def _lock_chain(ref: str) -> list[Meter]:
+    """The meter, that of the holder it was bought of, and so on; locked from the first holder down."""
+    keys = [ref]
+    while (above := Meter.objects.filter(pk=keys[-1]).values_list("upstream_id", flat=True).first()) is not None:
+        keys.append(above)
+    return [lock_meter(key) for key in reversed(keys)][::-1]
+
+
+def _note(meter: Meter, source: str, epoch: int, gpu_ms_total: int) -> None:
+    counter, _ = MeterCounter.objects.get_or_create(
+        meter=meter, source=source, epoch=epoch, defaults={"gpu_ms_total": gpu_ms_total}
+    )
+    if gpu_ms_total > counter.gpu_ms_total:
+        MeterCounter.objects.filter(pk=counter.pk).update(gpu_ms_total=gpu_ms_total)
+
+
+def _capture(chain: Sequence[Meter]) -> None:
+    """Post the difference between what is billable now and what was billed. What is billable of a part that was sold on
+    counts for its first holder as delivered, and is captured there first: who resells earns nothing they do not pay
+    for. The caller holds the meters' locks."""
+    billable: list[int] = []
+    for meter in chain:
+        if billable:
+            _note(meter, chain[len(billable) - 1].pk, 0, billable[-1])
+        billable.append(_billable_gpu_ms(meter))
+    for meter, gpu_ms in reversed(list(zip(chain, billable, strict=True))):
+        _charge(meter, gpu_ms)
+
+
+def _billable_gpu_ms(meter: Meter) -> int:
     counted = meter.counters.aggregate(total=Sum("gpu_ms_total"))["total"] or 0
-    billable_gpu_ms = min(int(counted), meter.covered_gpu_ms, window_gpu_ms(meter))
+    return max(meter.billable_gpu_ms, min(int(counted), meter.covered_gpu_ms, window_gpu_ms(meter)))
+
+
+def _charge(meter: Meter, billable_gpu_ms: int) -> None:
     if billable_gpu_ms <= meter.billable_gpu_ms:
         return
     charged_uusd = charge_uusd(meter.rate_uusd_per_gpu_hour, billable_gpu_ms)

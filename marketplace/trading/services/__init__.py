@@ -1,4 +1,4 @@
-"""What others may do with leases and orders: quote, rent, extend, end, settle; preview, place, cancel, sweep."""
+"""What others may do with leases and orders: quote, rent, extend, end, settle; preview, place, sell, cancel, sweep."""
 
 from marketplace.trading.services.ending import Swept, end_lease, lease_done, settle, sweep_leases
 from marketplace.trading.services.ordering import (
@@ -11,11 +11,14 @@ from marketplace.trading.services.ordering import (
 )
 from marketplace.trading.services.quoting import Quote, Reason, quote
 from marketplace.trading.services.renting import Wish, extend, rent
+from marketplace.trading.services.selling import Offer, SalePreview, place_sale, preview_sale
 
 __all__ = [
+    "Offer",
     "Preview",
     "Quote",
     "Reason",
+    "SalePreview",
     "Swept",
     "Wish",
     "cancel_order",
@@ -24,7 +27,9 @@ __all__ = [
     "lease_done",
     "most_uusd",
     "place_order",
+    "place_sale",
     "preview_order",
+    "preview_sale",
     "quote",
     "rent",
     "settle",

@@ -13,17 +13,17 @@ from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 
 from marketplace.accounts.audit import record
 from marketplace.billing.services.metering import close_meter
 from marketplace.core.clock import minute_of, minute_start
 from marketplace.core.errors import Busy, Conflict
 from marketplace.core.wake import wake
-from marketplace.trading.models import LEASE_MACHINE, ContractKind, Lease, LeaseState
+from marketplace.trading.models import LEASE_MACHINE, ORDER_MACHINE, Lease, LeaseState, Order, OrderState
 from marketplace.trading.selectors import LIVE
 from marketplace.trading.services.locking import lock_lease, waiting_briefly
-from marketplace.trading.services.trades import write_contract
+from marketplace.trading.services.trades import give_back
 from marketplace.trading.windows import whole_minutes_until
 
 logger = logging.getLogger(__name__)
@@ -69,14 +69,23 @@ def end_lease(lease_id: str, *, reason: str, failed: bool = False, by: str, now:
             end_reason=reason,
             settle_at=now if unbegun else now + last_word(),
         )
-        if kept_until < lease.end_min:
-            write_contract(lease, ContractKind.RELEASE, kept_until, lease.end_min, now)
-            lease.allocations.update(end_min=kept_until)
+        give_back(lease, kept_until, now)
+        withdraw_sales(lease, now)
         record(lease.organisation, by, f"lease.{target}", lease.pk, reason=reason, kept_until_min=kept_until)
         if unbegun:
             settle(lease.pk, now)
         wake(TICK)
         return lock_lease(lease.pk)
+
+
+def withdraw_sales(lease: Lease, now: datetime) -> None:
+    """What a lease that ends had for sale is not for sale any longer. The lease is locked: nobody buys of it now."""
+    rows = Order.objects.filter(of_lease=lease, state=OrderState.OPEN)
+    for order in rows.select_related("organisation").select_for_update(of=("self",), no_key=True):
+        why = "the lease ended"
+        mine = Order.objects.filter(pk=order.pk)
+        if ORDER_MACHINE.try_advance(mine, OrderState.CANCELLED, reason=why, closed_at=now, offered=[]):
+            record(order.organisation, SYSTEM, f"order.{OrderState.CANCELLED}", order.pk, reason=why)
 
 
 def lease_done(lease: Lease, now: datetime) -> Lease:
@@ -94,6 +103,8 @@ def settle(lease_id: str, now: datetime) -> Lease:
             return lease
         if lease.state not in LEASE_MACHINE.terminal:
             raise Conflict("a lease that goes on cannot be settled", code="lease_live")
+        if lease.resold.filter(settled_at=None).exists():
+            return lease  # it still pays for what it sold on; the sweep comes back when that is settled
         meter = close_meter(lease.pk)
         lease.settle_at, lease.settled_at = None, now
         lease.save(update_fields=["settle_at", "settled_at"])
@@ -110,7 +121,8 @@ def sweep_leases(now: datetime) -> Swept:
     begun = _each(begins, _begin)
     over = Lease.objects.filter(state__in=LIVE, end_min__lte=now_min)
     ended = _each(over, lambda lease_id: end_lease(lease_id, reason=AT_ITS_END, by=SYSTEM, now=now))
-    due = Lease.objects.filter(settle_at__lte=now)
+    goes_on = Lease.objects.filter(upstream=OuterRef("pk"), settled_at=None)
+    due = Lease.objects.filter(~Exists(goes_on), settle_at__lte=now)
     settled = _each(due, lambda lease_id: settle(lease_id, now))
     return Swept(begun, ended, settled)
 

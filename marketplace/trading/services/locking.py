@@ -51,7 +51,7 @@ def lock_sku(sku_id: str) -> None:
 
 def lock_lease(lease_id: str) -> Lease:
     lease = (
-        Lease.objects.select_related("sku", "organisation", "seller")
+        Lease.objects.select_related("sku__originator", "organisation", "seller")
         .select_for_update(of=("self",), no_key=True)
         .filter(pk=lease_id)
         .first()

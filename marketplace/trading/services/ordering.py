@@ -1,7 +1,8 @@
 """Orders: placed with their money held, filled as the book allows, cancelled with the rest given back.
 
 Invariant: an order never costs more than what is held for it, and what is held is what it may still cost; a fill is a
-lease like any other, booked under the same locks. Locks are taken in the order: order, islands by id, SKUs, ledger.
+lease like any other, booked under the same locks. Locks are taken in the order: order, islands by id, SKUs, the
+leases that are sold of, the orders to sell, ledger.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from marketplace.core.clock import minute_of
 from marketplace.core.errors import Busy, Conflict, InsufficientFunds, NotFound
 from marketplace.core.money import format_usd, window_cost_uusd
 from marketplace.fleet.models import Island
-from marketplace.trading.book import asks_of, bids_of, candidates, slot_of, within_reach
+from marketplace.trading.book import asks_of, bids_of, candidates, sale_of, slot_of, within_reach
 from marketplace.trading.matching import Book, Fill, match
-from marketplace.trading.models import ORDER_MACHINE, Lease, LeasePurpose, Order, OrderState, Tif, order_id
+from marketplace.trading.models import ORDER_MACHINE, Lease, LeasePurpose, Order, OrderState, Side, Tif, order_id
 from marketplace.trading.models import lease_id as new_lease_id
 from marketplace.trading.orders import Wanted, order_of
 from marketplace.trading.selectors import spendable_uusd
 from marketplace.trading.services.locking import find_island, lock_sku, waiting_briefly
 from marketplace.trading.services.renting import book, live_sku
+from marketplace.trading.services.selling import close_sale, held_lease, lock_holders, sweep_sales, take_of_sale
 
 SYSTEM = "system"
 TRIES = 3
@@ -38,13 +40,15 @@ PRIORITY = ("-limit_uusd_per_gpu_hour", "created_at", "id")
 
 @dataclass(frozen=True)
 class Lot:
-    """Slots of one island for one window at one price: what becomes a lease."""
+    """Slots of one island for one window at one price: what becomes a lease. `sale_id` is the order to sell that they
+    are bought of; None: they are free, and the island's owner lets them."""
 
     island_id: str
     slots: tuple[int, ...]
     start_min: int
     end_min: int
     price_uusd_per_gpu_hour: int
+    sale_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,9 @@ def cancel_order(actor: Actor, key: str, now: datetime) -> Order:
         order = _locked(Order.objects.filter(organisation=actor.organisation, pk=key))
         if order is None:
             raise NotFound("there is no such order")
-        if order.state == OrderState.OPEN:
+        if order.state == OrderState.OPEN and order.side == Side.SELL:
+            close_sale(order, OrderState.CANCELLED, f"cancelled by {actor.name}", now, by=actor.name)
+        elif order.state == OrderState.OPEN:
             _close(order, OrderState.CANCELLED, f"cancelled by {actor.name}", now, by=actor.name)
     return order
 
@@ -141,14 +147,14 @@ def sweep_orders(now: datetime) -> int:
     so bids below the market cost a sweep nothing, however many stand."""
     over = Q(expires_at__lte=now) | Q(start_min__lt=minute_of(now), duration_min=None)
     over |= Q(end_min__lt=minute_of(now) + F("duration_min"))
-    standing = Order.objects.filter(over | Exists(within_reach()), state=OrderState.OPEN)
+    standing = Order.objects.filter(over | Exists(within_reach()), side=Side.BUY, state=OrderState.OPEN)
     moved = 0
     for key in list(standing.order_by(*PRIORITY).values_list("pk", flat=True)[:SWEEP_BATCH]):
         try:
             moved += _sweep(key, now)
         except Busy:
             continue
-    return moved
+    return moved + sweep_sales(now)
 
 
 def _sweep(key: str, now: datetime) -> bool:
@@ -163,16 +169,20 @@ def _sweep(key: str, now: datetime) -> bool:
 
 
 def plan_of(order: Order, islands: Sequence[Island], now: datetime) -> Plan:
-    """What the order takes of these islands now. A piece shorter than its island lets is not taken of that island."""
-    usable = list(islands)
+    """What the order takes of these islands now. No piece is shorter than who offers it wants to let or sell."""
+    asks = asks_of(islands, order.start_min, order.end_min, now)
+    least = {island.pk: island.min_lease_min for island in islands}
+    for ask in asks:
+        door = slot_of(ask.id).door
+        if sale_of(door) is not None:
+            least[door] = min(least.get(door, ask.min_block_min), ask.end_min - ask.start_min)
     while True:
-        asks = asks_of(usable, order.start_min, order.end_min, now)
         outcome = match(Book(asks=tuple(asks), bids=tuple(bids_of(order))), minute_of(now))
-        least = {island.pk: island.min_lease_min for island in usable}
-        short = {fill.island for fill in outcome.fills if fill.end_min - fill.start_min < least[fill.island]}
+        doors = {(slot_of(fill.ask_id).door, fill.end_min - fill.start_min) for fill in outcome.fills}
+        short = {door for door, minutes in doors if minutes < least.get(door, 1)}
         if not short:
             break
-        usable = [island for island in usable if island.pk not in short]
+        asks = [ask for ask in asks if slot_of(ask.id).door not in short]
     left = tuple(
         (bid.lots * order.gpus_per_lot, bid.start_min, bid.end_min, None if bid.skus is None else min(bid.skus))
         for bid in outcome.bids
@@ -195,6 +205,7 @@ def _fill(order: Order, now: datetime) -> bool:
     for _ in range(TRIES):
         seen = plan_of(order, islands, now)
         locked = [_lock(island_id, now) for island_id in sorted({lot.island_id for lot in seen.lots})]
+        lock_holders({lot.sale_id for lot in seen.lots if lot.sale_id is not None})
         plan = plan_of(order, locked, now)
         if plan.lots == seen.lots or not locked:
             break
@@ -229,14 +240,17 @@ def _lock(island_id: str, now: datetime) -> Island:
 
 
 def _book(order: Order, lot: Lot, island: Island, now: datetime) -> None:
-    sku = live_sku(island, now)
+    sale = None if lot.sale_id is None else take_of_sale(lot.sale_id, lot.slots, lot.start_min, lot.end_min, now)
+    sku = live_sku(island, now) if sale is None else held_lease(sale).sku
     gpus = len(lot.slots) * sku.gpus_per_lot
     lease = Lease(
         id=new_lease_id(),
         organisation=order.organisation,
-        seller=island.organisation,
+        seller=island.organisation if sale is None else sale.organisation,
         sku=sku,
         island=island,
+        sale=sale,
+        upstream=None if sale is None else sale.of_lease,
         lots=len(lot.slots),
         gpus=gpus,
         order=order,
@@ -250,15 +264,15 @@ def _book(order: Order, lot: Lot, island: Island, now: datetime) -> None:
 
 
 def _lots(fills: Sequence[Fill]) -> tuple[Lot, ...]:
-    """Fills of the same window and price on one island are one lease."""
-    together: dict[tuple[str, int, int, int], list[int]] = defaultdict(list)
+    """Fills of the same window and price of one seller on one island are one lease."""
+    together: dict[tuple[str, str, int, int, int], list[int]] = defaultdict(list)
     for fill in fills:
         slot = slot_of(fill.ask_id)
         price = fill.price_uusd_per_gpu_hour or 0
-        together[slot.island_id, fill.start_min, fill.end_min, price].append(slot.number)
+        together[fill.island, slot.door, fill.start_min, fill.end_min, price].append(slot.number)
     return tuple(
-        Lot(island_id, tuple(sorted(slots)), start_min, end_min, price)
-        for (island_id, start_min, end_min, price), slots in sorted(together.items())
+        Lot(island_id, tuple(sorted(slots)), start_min, end_min, price, sale_of(door))
+        for (island_id, door, start_min, end_min, price), slots in sorted(together.items())
     )
 
 

@@ -121,7 +121,8 @@ def book(lease: Lease, slots: Sequence[int], cost_uusd: int, now: datetime) -> L
     lease.state = LeaseState.ACTIVE if lease.start_min <= minute_of(now) else LeaseState.PENDING
     lease.created_at = now
     lease.save(force_insert=True)
-    write_contract(lease, ContractKind.RENT, lease.start_min, lease.end_min, now)
+    kind = ContractKind.RENT if lease.upstream_id is None else ContractKind.RESALE
+    write_contract(lease, kind, lease.start_min, lease.end_min, now)
     hold_slots(lease, slots)
     open_meter(
         lease.pk,
@@ -134,6 +135,7 @@ def book(lease: Lease, slots: Sequence[int], cost_uusd: int, now: datetime) -> L
         gpus=lease.gpus,
         start_at=minute_start(lease.start_min),
         end_at=minute_start(lease.end_min),
+        upstream=lease.upstream_id,
     )
     told = {"island": lease.island_id, "gpus": lease.gpus, "start_min": lease.start_min, "end_min": lease.end_min}
     record(
@@ -162,7 +164,7 @@ def extend(lease_id: str, *, end_at: datetime, by: str, now: datetime) -> Lease:
         more = Window(lease.end_min, end_min)
         busy = held_slots([island], more.start_min)[island.pk]
         free = set(free_slots(lease.sku.lots, busy, more.start_min, more.end_min))
-        own = [slot for slot in lease.allocations.values_list("slot", flat=True) if slot in free]
+        own = [slot for slot in set(lease.allocations.values_list("slot", flat=True)) if slot in free]
         _demand_free(lease.sku, lease.lots, own, more)
         cost_uusd = window_cost_uusd(lease.price_uusd_per_gpu_hour, lease.gpus, more.minutes)
         tranche = lease.contracts.filter(kind=ContractKind.EXTEND).count() + 1

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q
 
 from marketplace.billing.services.metering import observe_beat, report_usage
 from marketplace.core.clock import minute_of, minute_start, to_ms
 from marketplace.fleet.models import Agent, Island
 from marketplace.trading.models import Lease, LeasePurpose
-from marketplace.trading.selectors import LIVE, held_by
+from marketplace.trading.selectors import LIVE, held_by, lease_of_piece, pieces_of
 from worker_agent.protocol import Assignment, UsageRecord
 
 logger = logging.getLogger(__name__)
@@ -26,11 +26,14 @@ AHEAD = timedelta(minutes=2)
 
 
 def observe_island_beat(agent: Agent, now: datetime) -> None:
-    """The agent was seen: that covers its leases, those that have ended up to their end and until they are settled."""
+    """The agent was seen: that covers its leases, those that have ended up to their end and until they are settled. One
+    that still pays for what it sold on is covered for as long as that goes on."""
     running = Q(state__in=LIVE, start_min__lte=minute_of(now)) | Q(settle_at__isnull=False)
-    leases = Lease.objects.filter(running, island_id=agent.island_id).order_by("pk").values_list("pk", "ended_at")
-    for lease_id, ended_at in leases:
-        observe_beat(lease_id, now if ended_at is None else min(now, ended_at))
+    leases = Lease.objects.filter(running, island_id=agent.island_id).annotate(
+        passes_on=Exists(Lease.objects.filter(upstream=OuterRef("pk"), settled_at=None))
+    )
+    for lease_id, ended_at, passes_on in leases.order_by("pk").values_list("pk", "ended_at", "passes_on"):
+        observe_beat(lease_id, now if ended_at is None or passes_on else min(now, ended_at))
 
 
 def take_island_usage(agent: Agent, records: Sequence[UsageRecord], now: datetime) -> None:
@@ -38,32 +41,58 @@ def take_island_usage(agent: Agent, records: Sequence[UsageRecord], now: datetim
     highest: dict[str, int] = {}
     for each in records:
         highest[each.assignment_id] = max(each.gpu_ms_total, highest.get(each.assignment_id, 0))
-    settled = dict(
-        Lease.objects.filter(pk__in=highest, island_id=agent.island_id).order_by("pk").values_list("pk", "settled_at")
-    )
-    for lease_id, settled_at in settled.items():
-        if settled_at is None:
-            report_usage(lease_id, agent.epoch, highest[lease_id])
-    strangers = sorted(highest.keys() - settled.keys())
+    keys = {lease_of_piece(assignment_id) for assignment_id in highest}
+    rows = Lease.objects.filter(pk__in=keys, island_id=agent.island_id).select_related("sku").order_by("pk")
+    leases = {lease.pk: lease for lease in rows.annotate(was_cut=Exists(Lease.objects.filter(upstream=OuterRef("pk"))))}
+    most = _most_gpu_ms([lease for lease in leases.values() if lease.was_cut])
+    for assignment_id in sorted(highest):
+        lease = leases.get(lease_of_piece(assignment_id))
+        if lease is None or lease.settled_at is not None:
+            continue
+        gpu_ms = highest[assignment_id]
+        if lease.was_cut:
+            # Its window is not its own alone any longer: nothing counts beyond the piece that was served.
+            gpu_ms = min(gpu_ms, most.get(assignment_id, 0))
+        report_usage(lease.pk, agent.epoch, gpu_ms, "" if assignment_id == lease.pk else assignment_id)
+    strangers = sorted(keys - leases.keys())
     if strangers:
         logger.warning("%s reported usage of what its island never held: %s", agent, ", ".join(strangers[:5]))
 
 
+def _most_gpu_ms(leases: Sequence[Lease]) -> dict[str, int]:
+    """The most that each piece of these leases can have delivered, by its id."""
+    pieces = pieces_of(leases) if leases else {}
+    most = {}
+    for lease in leases:
+        for piece in pieces[lease.pk]:
+            end_ms = to_ms(minute_start(piece.end_min))
+            until_ms = end_ms if lease.ended_at is None else min(end_ms, to_ms(lease.ended_at))
+            length_ms = max(0, until_ms - to_ms(minute_start(piece.start_min)))
+            most[piece.id] = length_ms * piece.lots * lease.sku.gpus_per_lot
+    return most
+
+
 def reservations(island: Island, now: datetime) -> list[Assignment]:
     """What the island holds for buyers who reserved it. Leases for jobs are the training domain's to assign."""
-    leases = held_by(island).filter(
-        purpose=LeasePurpose.RESERVE, start_min__lte=minute_of(now + AHEAD), end_min__gt=minute_of(now)
+    soon, now_min = minute_of(now + AHEAD), minute_of(now)
+    leases = list(
+        held_by(island)
+        .filter(purpose=LeasePurpose.RESERVE, start_min__lte=soon, end_min__gt=now_min)
+        .select_related("sku")
     )
+    pieces = pieces_of(leases) if leases else {}
     return [
         Assignment(
-            id=lease.pk,
+            id=piece.id,
             generation=lease.generation,
             kind="reserve",
-            gpus=lease.gpus,
-            start_at_ms=to_ms(minute_start(lease.start_min)),
-            stop_at_ms=to_ms(minute_start(lease.end_min)),
+            gpus=piece.lots * lease.sku.gpus_per_lot,
+            start_at_ms=to_ms(minute_start(piece.start_min)),
+            stop_at_ms=to_ms(minute_start(piece.end_min)),
         )
         for lease in leases
+        for piece in pieces[lease.pk]
+        if piece.start_min <= soon and piece.end_min > now_min
     ]
 
 

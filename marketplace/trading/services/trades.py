@@ -11,32 +11,43 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from django.db import IntegrityError, OperationalError, transaction
+from django.db.models import F
+from django.db.models.functions import Greatest
 
 from marketplace.billing.models import LedgerAccount
 from marketplace.billing.services.holds import cash, escrow, hold, hold_from
 from marketplace.core.errors import Conflict, InsufficientFunds
 from marketplace.core.money import format_usd
 from marketplace.trading.models import Allocation, Contract, ContractKind, Lease, Position
+from marketplace.trading.positions import held_pieces
 from marketplace.trading.windows import NOT_AVAILABLE
 
 DEADLOCK = "40P01"
 SLOT_WALL = "no_slot_is_held_twice"
 
 
-def write_contract(lease: Lease, kind: ContractKind, start_min: int, end_min: int, now: datetime) -> Contract:
-    """Minutes of the lease's lots from the seller to the buyer, or, given back, the other way."""
+def write_contract(
+    lease: Lease, kind: ContractKind, start_min: int, end_min: int, now: datetime, *, lots: int | None = None
+) -> Contract:
+    """Minutes of lots, all of the lease's where not said, from the seller to the buyer; or, given back, from the buyer
+    to the originator, whoever they were bought of."""
+    lots = lease.lots if lots is None else lots
     contract = Contract.objects.create(
         kind=kind,
         sku=lease.sku,
         lease=lease,
-        lots=lease.lots,
+        lots=lots,
         start_min=start_min,
         end_min=end_min,
         price_uusd_per_gpu_hour=lease.price_uusd_per_gpu_hour,
         created_at=now,
     )
-    bought = -lease.lots if kind == ContractKind.RELEASE else lease.lots
-    sides = ((lease.organisation, bought, False), (lease.seller, -bought, True))
+    back = kind == ContractKind.RELEASE
+    other = lease.seller if not back else lease.sku.originator
+    sides = (
+        (lease.organisation, -lots if back else lots, False),
+        (other, lots if back else -lots, back or lease.upstream_id is None),
+    )
     Position.objects.bulk_create(
         Position(
             contract=contract,
@@ -52,6 +63,15 @@ def write_contract(lease: Lease, kind: ContractKind, start_min: int, end_min: in
     return contract
 
 
+def give_back(lease: Lease, from_min: int, now: datetime) -> None:
+    """Minutes from `from_min` on that the lease still holds return to the originator; what it sold on is not its."""
+    windows = lease.allocations.filter(end_min__gt=from_min).values_list("start_min", "end_min")
+    for piece in held_pieces((max(start_min, from_min), end_min) for start_min, end_min in windows):
+        write_contract(lease, ContractKind.RELEASE, piece.start_min, piece.end_min, now, lots=piece.delta)
+    later = lease.allocations.filter(end_min__gt=from_min)
+    later.update(end_min=Greatest("start_min", from_min))
+
+
 def hold_slots(lease: Lease, slots: Sequence[int]) -> None:
     """Put the new lease on its slots. The database refuses one that is held, whoever forgot to lock."""
     rows = [
@@ -63,8 +83,31 @@ def hold_slots(lease: Lease, slots: Sequence[int]) -> None:
 
 
 def stretch_slots(lease: Lease, end_min: int) -> None:
+    """Hold the lease's slots for longer. One whose last minutes were sold on is held anew from the old end."""
+    slots = set(lease.allocations.values_list("slot", flat=True))
+    held_to_the_end = lease.allocations.filter(end_min=lease.end_min, start_min__lt=F("end_min"))
+    cut = slots - set(held_to_the_end.values_list("slot", flat=True))
     with _walled(), transaction.atomic():
-        lease.allocations.update(end_min=end_min)
+        held_to_the_end.update(end_min=end_min)
+        Allocation.objects.bulk_create(
+            Allocation(lease=lease, island_id=lease.island_id, slot=slot, start_min=lease.end_min, end_min=end_min)
+            for slot in sorted(cut)
+        )
+
+
+def cut_slots(lease: Lease, slots: Sequence[int], start_min: int, end_min: int) -> None:
+    """Take [start_min, end_min) of these slots away from the lease, which holds them for all of it."""
+    for slot in sorted(slots):
+        row = lease.allocations.filter(slot=slot, start_min__lte=start_min, end_min__gte=end_min).first()
+        if row is None:
+            raise _taken()
+        after = (end_min, row.end_min)
+        row.end_min = start_min
+        row.save(update_fields=["end_min"])
+        if after[0] < after[1]:
+            Allocation.objects.create(
+                lease=lease, island_id=lease.island_id, slot=slot, start_min=after[0], end_min=after[1]
+            )
 
 
 def source_of(lease: Lease) -> LedgerAccount:
