@@ -18,6 +18,7 @@ HEADROOM = 8  # so that the line at the top is not cut
 @dataclass(frozen=True)
 class WindowChart:
     area: str  # path of what is held
+    sold_on: str  # path of what others hold of it, on top of what is held; "" where nothing was sold
     given_back: str  # path of what was bought and given back; "" where nothing was
     now_x: int | None  # None: now lies outside, or does not matter any more
     most: int
@@ -25,11 +26,17 @@ class WindowChart:
 
 
 def window_chart(
-    bought: Sequence[Step], given_back: Sequence[Step], start_min: int, end_min: int, now_min: int | None
+    bought: Sequence[Step],
+    sold_on: Sequence[Step],
+    given_back: Sequence[Step],
+    start_min: int,
+    end_min: int,
+    now_min: int | None,
 ) -> WindowChart:
-    """`bought` and `given_back` in GPUs, both positive; the window is all that was ever bought."""
+    """What was bought, sold on and given back in GPUs, all positive; the window is all that was ever bought."""
     most = max(piece.delta for piece in levels(bought, start_min, end_min))
-    held = [*bought, *(Step(each.start_min, each.end_min, -each.delta) for each in given_back)]
+    gone = [*given_back, *sold_on]
+    held = [*bought, *(Step(each.start_min, each.end_min, -each.delta) for each in gone)]
     pieces = levels(held, start_min, end_min)
     span = end_min - start_min
 
@@ -39,12 +46,19 @@ def window_chart(
     def y_of(gpus: int) -> int:
         return HEIGHT - gpus * (HEIGHT - HEADROOM) // most
 
+    def between(steps: Sequence[Step], below: Sequence[Step]) -> str:
+        """Where `steps` lie on top of `below`."""
+        path = ""
+        for piece in levels(below, start_min, end_min):
+            for part in levels(steps, piece.start_min, piece.end_min):
+                if part.delta:
+                    top, bottom = y_of(piece.delta + part.delta), y_of(piece.delta)
+                    path += f"M{x_of(part.start_min)} {top}H{x_of(part.end_min)}V{bottom}H{x_of(part.start_min)}Z"
+        return path
+
     kept = "".join(f"L{x_of(p.start_min)} {y_of(p.delta)}L{x_of(p.end_min)} {y_of(p.delta)}" for p in pieces)
-    returned = "".join(
-        f"M{x_of(p.start_min)} {y_of(most)}H{x_of(p.end_min)}V{HEIGHT}H{x_of(p.start_min)}Z"
-        for p in pieces
-        if p.delta < most and given_back
-    )
+    sold = between(sold_on, held)
+    returned = between(given_back, [*held, *sold_on])
     words = "; ".join(f"{p.delta} GPUs for {p.end_min - p.start_min} minutes" for p in pieces)
     now_x = x_of(now_min) if now_min is not None and start_min <= now_min <= end_min else None
-    return WindowChart(f"M0 {HEIGHT}{kept}L{WIDTH} {HEIGHT}Z", returned, now_x, most, words)
+    return WindowChart(f"M0 {HEIGHT}{kept}L{WIDTH} {HEIGHT}Z", sold, returned, now_x, most, words)

@@ -208,6 +208,10 @@ class Order(models.Model):
     def __str__(self) -> str:
         return f"{self.id}: {self.gpus} GPUs of {self.island_id or self.gpu_id}"
 
+    @property
+    def asked_gpu_min(self) -> int:
+        return self.gpus * (self.duration_min or self.end_min - self.start_min)
+
 
 class Lease(models.Model):
     """The right to `lots` of an SKU for [start_min, end_min), at one price: what an agent serves and a meter bills.

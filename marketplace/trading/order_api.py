@@ -1,4 +1,4 @@
-"""Orders over REST: preview, place, list, look at, cancel.
+"""Orders over REST: preview, place, list, look at, amend, cancel; to buy, and to sell on a part of a lease.
 
 Invariant: a preview writes nothing; placing carries an Idempotency-Key and happens once; another organisation's order
 is 404. Times that are sent are snapped to whole minutes and returned as snapped.
@@ -15,20 +15,38 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from marketplace.accounts.access import current_actor
+from marketplace.accounts.access import Actor, current_actor
 from marketplace.accounts.idempotency import idempotent
 from marketplace.core.clock import database_now, minute_start
 from marketplace.core.errors import FieldProblem, InvalidInput
 from marketplace.core.ids import LENGTH
 from marketplace.trading import selectors, services
 from marketplace.trading.api import KEY, MONEY_MAX, LeaseOut, MarketPagination, lease_bodies
-from marketplace.trading.models import Colocation, Lease, Order, OrderState, Tif
+from marketplace.trading.models import Colocation, Lease, Order, OrderState, Side, Tif
 from marketplace.trading.orders import GPUS_MAX, MIN_BLOCK_MIN, Wanted
+from marketplace.trading.selectors import offered_parts
 
 MINUTES_MAX = 366 * 24 * 60
 
 
+# What an order to sell says. The rest is for orders to buy.
+OF_A_SALE = frozenset(
+    {"side", "lease_id", "gpus", "start_at", "end_at", "limit_uusd_per_gpu_hour", "min_block_min", "expires_at"}
+)
+
+
 class OrderIn(serializers.Serializer[Any]):
+    side = serializers.ChoiceField(choices=Side.choices, default=Side.BUY)
+    lease_id = serializers.CharField(
+        max_length=LENGTH,
+        required=False,
+        help_text="To sell: the lease of which a part is for sale. It stays yours until somebody buys it.",
+    )
+    quote_id = serializers.CharField(
+        max_length=500,
+        required=False,
+        help_text="Of a preview of the same order: it is placed as it was shown or better, or not at all.",
+    )
     island_id = serializers.CharField(max_length=LENGTH, required=False, allow_null=True, help_text="Or `gpu`.")
     gpu = serializers.CharField(
         max_length=LENGTH, required=False, allow_null=True, help_text="Any island with this GPU, by its canonical id."
@@ -38,7 +56,9 @@ class OrderIn(serializers.Serializer[Any]):
         min_value=1, max_value=1024, default=1, help_text="8 for whole nodes of eight; an island has its own."
     )
     start_at = serializers.DateTimeField(required=False, allow_null=True, help_text="Left out: now.")
-    end_at = serializers.DateTimeField()
+    end_at = serializers.DateTimeField(
+        required=False, help_text="To buy, needed. To sell, left out: to the lease's end."
+    )
     duration_min = serializers.IntegerField(
         min_value=1,
         max_value=MINUTES_MAX,
@@ -47,7 +67,7 @@ class OrderIn(serializers.Serializer[Any]):
         help_text="A block of that length, wherever in the window it is cheapest.",
     )
     limit_uusd_per_gpu_hour = serializers.IntegerField(
-        min_value=60, max_value=MONEY_MAX, help_text="On average at most; a multiple of 60."
+        min_value=60, max_value=MONEY_MAX, help_text="On average at most; to sell, at least. A multiple of 60."
     )
     tif = serializers.ChoiceField(choices=Tif.choices, default=Tif.GTC)
     colocation = serializers.ChoiceField(choices=Colocation.choices, default=Colocation.SAME_ISLAND)
@@ -68,14 +88,40 @@ class OrderIn(serializers.Serializer[Any]):
     )
     expires_at = serializers.DateTimeField(required=False, allow_null=True)
 
-    def wanted(self, data: Any) -> Wanted:
-        unknown = sorted(str(name) for name in data if name not in self.fields) if isinstance(data, dict) else []
-        if unknown:
-            raise InvalidInput(
-                "some fields are not right", fields=[FieldProblem(name, "there is no such field") for name in unknown]
-            )
+    def wish(self, data: Any) -> Wanted | services.Offer:
+        """What is asked for: GPUs wanted, or a part of a lease on offer."""
+        given = set(data) if isinstance(data, dict) else set()
+        problems = [
+            FieldProblem(str(name), "there is no such field") for name in sorted(map(str, given - set(self.fields)))
+        ]
+        selling = isinstance(data, dict) and data.get("side") == Side.SELL
+        if selling:
+            problems += [
+                FieldProblem(name, "is for orders to buy") for name in sorted(given & set(self.fields) - OF_A_SALE)
+            ]
+            if not data.get("lease_id"):
+                problems.append(FieldProblem("lease_id", "name the lease of which a part is for sale"))
+        elif isinstance(data, dict):
+            if "lease_id" in data:
+                problems.append(FieldProblem("lease_id", "is for orders to sell"))
+            if not data.get("end_at"):
+                problems.append(FieldProblem("end_at", "This field is required."))
+        if problems:
+            raise InvalidInput("some fields are not right", fields=problems)
         self.is_valid(raise_exception=True)
-        return Wanted(**self.validated_data)
+        asked = dict(self.validated_data)
+        if asked.pop("side") == Side.BUY:
+            asked.pop("quote_id", None)
+            return Wanted(**asked)
+        return services.Offer(
+            lease_id=asked["lease_id"],
+            gpus=asked["gpus"],
+            limit_uusd_per_gpu_hour=asked["limit_uusd_per_gpu_hour"],
+            start_at=asked.get("start_at"),
+            end_at=asked.get("end_at"),
+            min_block_min=asked["min_block_min"],
+            expires_at=asked.get("expires_at"),
+        )
 
 
 class PartOut(serializers.Serializer[Any]):
@@ -92,6 +138,15 @@ class PlannedLeaseOut(PartOut):
     price_uusd_per_gpu_hour = serializers.IntegerField()
 
 
+class ProceedsOut(serializers.Serializer[Any]):
+    """What a sale brings if all of it is bought at its price and delivered; it is earned minute by minute."""
+
+    gross_uusd = serializers.IntegerField()
+    fee_uusd = serializers.IntegerField(help_text="Ours.")
+    net_uusd = serializers.IntegerField()
+    paying_uusd = serializers.IntegerField(help_text="What you go on paying for these minutes.")
+
+
 class OrderPreviewOut(serializers.Serializer[Any]):
     leases = PlannedLeaseOut(many=True, help_text="What would be rented at once.")
     wanted = PartOut(many=True, help_text="What would stand or, by its `tif`, be cancelled.")
@@ -99,10 +154,16 @@ class OrderPreviewOut(serializers.Serializer[Any]):
     average_uusd_per_gpu_hour = serializers.IntegerField(allow_null=True)
     held_uusd = serializers.IntegerField(help_text="What placing it needs in cash: all of it at the limit.")
     spendable_uusd = serializers.IntegerField()
+    quote_id = serializers.CharField(allow_null=True, help_text="Place the order with it to get this or better.")
+    quote_expires_at = serializers.DateTimeField(allow_null=True)
+    proceeds = ProceedsOut(allow_null=True, help_text="Of an order to sell; null of one to buy.")
 
 
 class OrderOut(serializers.Serializer[Any]):
     id = serializers.CharField()
+    side = serializers.ChoiceField(choices=Side.choices)
+    lease_id = serializers.CharField(allow_null=True, help_text="Of an order to sell: the lease it is of.")
+    replaces = serializers.CharField(allow_null=True, help_text="The order that this one took the place of.")
     state = serializers.ChoiceField(choices=OrderState.choices)
     reason = serializers.CharField(help_text="Why it closed, in words.")
     island_id = serializers.CharField(allow_null=True)
@@ -122,21 +183,25 @@ class OrderOut(serializers.Serializer[Any]):
     min_block_min = serializers.IntegerField()
     expires_at = serializers.DateTimeField(allow_null=True)
     wanted = PartOut(many=True, help_text="What it still wants.")
+    offered = PartOut(many=True, help_text="What of it is still for sale.")
     held_uusd = serializers.IntegerField()
     created_at = serializers.DateTimeField()
     closed_at = serializers.DateTimeField(allow_null=True)
 
 
 class OrderDetailOut(OrderOut):
-    leases = LeaseOut(many=True)
+    leases = LeaseOut(many=True, help_text="That came of an order to buy.")
+    sold = PartOut(many=True, help_text="Of an order to sell: what was bought of it.")
 
 
 class OrderQuery(serializers.Serializer[Any]):
+    side = serializers.ChoiceField(choices=Side.choices, required=False)
     state = serializers.ChoiceField(choices=OrderState.choices, required=False)
 
 
 def order_body(order: Order) -> dict[str, Any]:
     plain = (
+        "side",
         "state",
         "reason",
         "island_id",
@@ -158,17 +223,21 @@ def order_body(order: Order) -> dict[str, Any]:
     return {
         "id": order.pk,
         **{name: getattr(order, name) for name in plain},
+        "lease_id": order.of_lease_id,
+        "replaces": order.replaces_id,
         "gpu": order.gpu_id,
         "start_at": minute_start(order.start_min),
         "end_at": minute_start(order.end_min),
         "wanted": [_part(*row[:3]) for row in order.wanted],
+        "offered": [_part(*part) for part in offered_parts(order)],
         "held_uusd": services.most_uusd(order) if order.state == OrderState.OPEN else 0,
     }
 
 
 def _detail(order: Order) -> dict[str, Any]:
     leases = Lease.objects.filter(order=order).select_related("island__site", "sku__gpu").order_by("start_min", "id")
-    return {**order_body(order), "leases": lease_bodies(leases)}
+    sold = Lease.objects.filter(sale=order).order_by("start_min", "id").values_list("gpus", "start_min", "end_min")
+    return {**order_body(order), "leases": lease_bodies(leases), "sold": [_part(*part) for part in sold]}
 
 
 def _part(gpus: int, start_min: int, end_min: int) -> dict[str, Any]:
@@ -191,12 +260,18 @@ class OrdersView(generics.GenericAPIView[Order]):
 
     @extend_schema(operation_id="orders_create", parameters=[KEY], request=OrderIn, responses={201: OrderDetailOut})
     def post(self, request: Request) -> Response:
-        """Bid for GPUs. All of it at the limit is held; what the book has is rented at once, the cheapest first."""
+        """Bid for GPUs: all of it at the limit is held; what the book has is rented at once, the cheapest first. Or put
+        a part of a lease up for sale: it stays yours until somebody buys it."""
         actor = current_actor(request)
-        wanted = OrderIn(data=request.data).wanted(request.data)
+        form = OrderIn(data=request.data)
+        wish = form.wish(request.data)
+        quote_id = form.validated_data.get("quote_id")
 
         def handler() -> Response:
-            order = services.place_order(actor, wanted, database_now())
+            if isinstance(wish, services.Offer):
+                order = services.place_sale(actor, wish, database_now())
+            else:
+                order = services.place_order(actor, wish, database_now(), quote_id=quote_id)
             headers = {"Location": reverse("trading:api_order", args=[order.pk])}
             return Response(_detail(order), status=status.HTTP_201_CREATED, headers=headers)
 
@@ -206,9 +281,15 @@ class OrdersView(generics.GenericAPIView[Order]):
 class OrderPreviewView(APIView):
     @extend_schema(operation_id="orders_preview", request=OrderIn, responses=OrderPreviewOut)
     def post(self, request: Request) -> Response:
-        """What placing it would rent now, at which price, and what it would hold. Writes nothing and needs no key."""
+        """What placing it would rent now, at which price, and what it would hold; to sell, what it would bring. Writes
+        nothing and needs no key."""
         actor = current_actor(request)
-        seen = services.preview_order(actor, OrderIn(data=request.data).wanted(request.data), database_now())
+        wish = OrderIn(data=request.data).wish(request.data)
+        now = database_now()
+        if isinstance(wish, services.Offer):
+            return Response(_sale_preview_body(services.preview_sale(actor, wish, now), actor))
+        seen = services.preview_order(actor, wish, now)
+        quote = services.give_quote(actor, wish, seen, now)
         leases = [
             {
                 **_part(len(lot.slots) * seen.order.gpus_per_lot, lot.start_min, lot.end_min),
@@ -226,8 +307,26 @@ class OrderPreviewView(APIView):
                 "average_uusd_per_gpu_hour": seen.average_uusd_per_gpu_hour,
                 "held_uusd": seen.held_uusd,
                 "spendable_uusd": seen.spendable_uusd,
+                "quote_id": quote.id,
+                "quote_expires_at": quote.expires_at,
+                "proceeds": None,
             }
         )
+
+
+def _sale_preview_body(seen: services.SalePreview, actor: Actor) -> dict[str, Any]:
+    names = ("gross_uusd", "fee_uusd", "net_uusd", "paying_uusd")
+    return {
+        "leases": [],
+        "wanted": [],
+        "cost_uusd": 0,
+        "average_uusd_per_gpu_hour": None,
+        "held_uusd": 0,
+        "spendable_uusd": selectors.spendable_uusd(actor.organisation),
+        "quote_id": None,
+        "quote_expires_at": None,
+        "proceeds": {name: getattr(seen, name) for name in names},
+    }
 
 
 class OrderView(APIView):
@@ -235,6 +334,28 @@ class OrderView(APIView):
     def get(self, request: Request, order_id: str) -> Response:
         """One order: what it still wants, and the leases that came of it."""
         return Response(_detail(selectors.order_for(current_actor(request).organisation, order_id)))
+
+
+class OrderAmendIn(serializers.Serializer[Any]):
+    limit_uusd_per_gpu_hour = serializers.IntegerField(min_value=60, max_value=MONEY_MAX, required=False)
+    expires_at = serializers.DateTimeField(required=False, allow_null=True)
+
+
+class OrderAmendView(APIView):
+    @extend_schema(operation_id="orders_amend", parameters=[KEY], request=OrderAmendIn, responses={201: OrderDetailOut})
+    def post(self, request: Request, order_id: str) -> Response:
+        """Another price or expiry for what is not filled: the order is cancelled and another takes its place, behind
+        those that stood at that price before."""
+        actor = current_actor(request)
+        form = OrderAmendIn(data=request.data)
+        form.is_valid(raise_exception=True)
+
+        def handler() -> Response:
+            order = services.amend_order(actor, order_id, services.Change(**form.validated_data), database_now())
+            headers = {"Location": reverse("trading:api_order", args=[order.pk])}
+            return Response(_detail(order), status=status.HTTP_201_CREATED, headers=headers)
+
+        return idempotent(request, f"orders.amend:{order_id}", request.data, handler)
 
 
 class OrderCancelView(APIView):

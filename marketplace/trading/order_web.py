@@ -24,7 +24,7 @@ from marketplace.core.forms import minute_field, put_on
 from marketplace.core.money import PRICE_STEP_UUSD_PER_GPU_HOUR, parse_usd
 from marketplace.core.tickets import FIELD, Tickets
 from marketplace.trading import selectors, services
-from marketplace.trading.models import Colocation, Order, OrderState, Tif
+from marketplace.trading.models import Colocation, Order, OrderState, Side, Tif
 from marketplace.trading.models import order_id as new_order_id
 from marketplace.trading.orders import GPUS_MAX, Wanted
 
@@ -124,10 +124,47 @@ def preview(request: HttpRequest) -> HttpResponse:
     )
 
 
+class AmendForm(forms.Form):
+    limit = forms.CharField(label="$ per GPU-hour", max_length=20)
+
+    def clean_limit(self) -> int:
+        try:
+            uusd = parse_usd(self.cleaned_data["limit"], "limit")
+        except InvalidInput as problem:
+            raise forms.ValidationError(problem.message) from problem
+        return uusd // PRICE_STEP_UUSD_PER_GPU_HOUR * PRICE_STEP_UUSD_PER_GPU_HOUR
+
+
 @login_required
 @never_cache
 @require_safe
 def order(request: HttpRequest, order_id: str) -> HttpResponse:
+    return _order_page(request, order_id)
+
+
+@login_required
+@never_cache
+@require_POST
+def amend(request: HttpRequest, order_id: str) -> HttpResponse:
+    """Another price for what is not filled: another order in its place."""
+    form = AmendForm(request.POST)
+    status = InvalidInput.status
+    if form.is_valid():
+        try:
+            change = services.Change(limit_uusd_per_gpu_hour=form.cleaned_data["limit"])
+            new = services.amend_order(current_actor(request), order_id, change, database_now())
+        except Problem as problem:
+            put_on(form, problem, _FIELD_OF)
+            status = problem.status
+        else:
+            messages.success(request, f"Replaced. {_told(new)}")
+            return redirect("trading:order", new.pk)
+    return _order_page(request, order_id, amend_form=form, status=status)
+
+
+def _order_page(
+    request: HttpRequest, order_id: str, *, amend_form: AmendForm | None = None, status: int = 200
+) -> HttpResponse:
     actor = current_actor(request)
     found = selectors.order_for(actor.organisation, order_id)
     leases = list(found.leases.select_related("island", "sku__gpu").order_by("start_min", "id"))
@@ -139,16 +176,24 @@ def order(request: HttpRequest, order_id: str) -> HttpResponse:
             for each in leases
         ],
         "wanted": [_part(*row[:3]) for row in found.wanted],
+        "offered": [_part(*row) for row in selectors.offered_parts(found)],
+        "sold": [
+            {**_part(each.gpus, each.start_min, each.end_min), "price_uusd_per_gpu_hour": each.price_uusd_per_gpu_hour}
+            for each in found.sold.order_by("start_min", "id")
+        ],
         "may_cancel": may(actor, Action.WORK) and found.state == OrderState.OPEN,
+        "amend_form": amend_form or AmendForm(),
     }
-    return render(request, "trading/order.html", context)
+    return render(request, "trading/order.html", context, status=status)
 
 
 @login_required
 @require_POST
 def cancel(request: HttpRequest, order_id: str) -> HttpResponse:
     found = services.cancel_order(current_actor(request), order_id, database_now())
-    if found.state == OrderState.CANCELLED:
+    if found.state == OrderState.CANCELLED and found.side == Side.SELL:
+        messages.success(request, "Taken back. What nobody bought stays yours.")
+    elif found.state == OrderState.CANCELLED:
         messages.success(request, "Cancelled. What it held is back in your cash.")
     else:
         messages.error(request, "It was filled before it could be cancelled.")
@@ -190,13 +235,13 @@ def _seen(actor: Actor, form: OrderForm) -> dict[str, Any]:
 
 
 def _figures(found: Order, filled_gpu_min: int) -> dict[str, Any]:
-    asked = found.gpus * (found.duration_min or found.end_min - found.start_min)
     return {
         "order": found,
         "what": found.island.name if found.island is not None else found.gpu.name if found.gpu is not None else "",
         "starts": minute_start(found.start_min),
         "ends": minute_start(found.end_min),
-        "filled_pct": min(100, filled_gpu_min * 100 // asked),
+        "selling": found.side == Side.SELL,
+        "filled_pct": min(100, filled_gpu_min * 100 // found.asked_gpu_min),
         "held_uusd": services.most_uusd(found) if found.state == OrderState.OPEN else 0,
     }
 
@@ -214,4 +259,6 @@ def _told(placed: Order) -> str:
         return "Filled: the leases stand below."
     if placed.state == OrderState.CANCELLED:
         return f"Placed, and closed: {placed.reason}."
+    if placed.side == Side.SELL:
+        return "It is for sale."
     return "Placed. What is not filled stands until it can be."

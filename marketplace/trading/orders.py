@@ -14,7 +14,7 @@ from marketplace.catalog.models import GpuModel
 from marketplace.core.errors import FieldProblem, InvalidInput, Problem
 from marketplace.core.money import MAX_AMOUNT_UUSD, PRICE_STEP_UUSD_PER_GPU_HOUR, format_usd, window_cost_uusd
 from marketplace.fleet.models import Island
-from marketplace.trading.models import Colocation, Order, Tif
+from marketplace.trading.models import Colocation, Order, Tif, order_id
 from marketplace.trading.windows import Window, snapped
 
 GPUS_MAX = 100_000
@@ -80,6 +80,43 @@ def order_of(organisation: Organisation, wanted: Wanted, *, key: str, by: str, n
         created_by=by,
         created_at=now,
     )
+
+
+UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an amended order says otherwise. None as `expires_at` is: no end."""
+
+    limit_uusd_per_gpu_hour: int | None = None
+    expires_at: datetime | str | None = UNCHANGED
+
+
+def replacement(old: Order, change: Change, *, by: str, now: datetime) -> Order:
+    """The order, not saved, that takes the place of what is left of `old`; InvalidInput with every field that is
+    wrong."""
+    limit = old.limit_uusd_per_gpu_hour if change.limit_uusd_per_gpu_hour is None else change.limit_uusd_per_gpu_hour
+    expires_at = change.expires_at if isinstance(change.expires_at, datetime) else None
+    if change.expires_at == UNCHANGED:
+        expires_at = old.expires_at
+    problems = []
+    if limit < PRICE_STEP_UUSD_PER_GPU_HOUR or limit % PRICE_STEP_UUSD_PER_GPU_HOUR:
+        problems.append(FieldProblem("limit_uusd_per_gpu_hour", f"a multiple of {PRICE_STEP_UUSD_PER_GPU_HOUR}"))
+    if expires_at is not None and expires_at <= now:
+        problems.append(FieldProblem("expires_at", "must be in the future"))
+    if change.limit_uusd_per_gpu_hour is None and change.expires_at == UNCHANGED:
+        problems.append(FieldProblem("limit_uusd_per_gpu_hour", "say what shall be otherwise"))
+    if problems:
+        raise InvalidInput(problems[0].message if len(problems) == 1 else "some fields are not right", fields=problems)
+    new = Order.objects.get(pk=old.pk)
+    new.pk, new.replaces, new.holds = order_id(), old, 0
+    new.limit_uusd_per_gpu_hour, new.expires_at = limit, expires_at
+    new.created_by, new.created_at = by, now
+    if old.wanted:
+        new.gpus, new.start_min, new.end_min = old.wanted[0][:3]
+    new._state.adding = True
+    return new
 
 
 def _island(wanted: Wanted, problems: list[FieldProblem]) -> Island | None:

@@ -16,12 +16,13 @@ from django.db.models import Count, F, Q, QuerySet, Sum
 from marketplace.accounts.models import Organisation
 from marketplace.billing.models import AccountKind, LedgerAccount, Meter
 from marketplace.catalog.models import GpuModel
-from marketplace.core.clock import minute_of
+from marketplace.core.clock import minute_of, minute_start
 from marketplace.core.errors import Conflict, NotFound
 from marketplace.fleet.models import Island, IslandState
 from marketplace.trading.models import (
     Allocation,
     Contract,
+    ContractKind,
     Lease,
     LeasePurpose,
     LeaseState,
@@ -190,8 +191,17 @@ def order_for(organisation: Organisation, order_id: str) -> Order:
 def filled_gpu_minutes(orders: Sequence[Order]) -> dict[str, int]:
     """What came of each order so far, by its id."""
     minutes = F("gpus") * (F("end_min") - F("start_min"))
-    rows = Lease.objects.filter(order__in=[order.pk for order in orders]).values("order").annotate(total=Sum(minutes))
-    return {row["order"]: row["total"] for row in rows}
+    found: dict[str, int] = {}
+    for way in ("order", "sale"):
+        of_these = Lease.objects.filter(**{f"{way}__in": [order.pk for order in orders]})
+        found.update(of_these.values_list(way).annotate(total=Sum(minutes)))
+    return found
+
+
+def offered_parts(order: Order) -> list[tuple[int, int, int]]:
+    """What of an order to sell is still for sale: GPUs and window, in order of time."""
+    pieces = held_pieces((start_min, end_min) for _, start_min, end_min in order.offered)
+    return [(piece.delta * order.gpus_per_lot, piece.start_min, piece.end_min) for piece in pieces]
 
 
 def gpus_on_islands() -> QuerySet[GpuModel]:
@@ -243,6 +253,26 @@ def sellable_slots(lease: Lease, start_min: int, end_min: int) -> list[int]:
     offered = [row for rows in lease.sales.filter(SELLING_OF).values_list("offered", flat=True) for row in rows]
     taken = {slot for slot, low, high in offered if low < end_min and high > start_min}
     return sorted(set(held) - taken)
+
+
+def sold_on(lease: Lease) -> QuerySet[Contract]:
+    """What of the lease others bought."""
+    return Contract.objects.filter(lease__upstream=lease, kind=ContractKind.RESALE).order_by("start_min", "id")
+
+
+def sales_of_lease(lease: Lease) -> list[dict[str, Any]]:
+    """Its orders to sell, newest first, with what was bought of each."""
+    sales = list(lease.sales.order_by("-created_at", "-id"))
+    filled = filled_gpu_minutes(sales)
+    return [
+        {
+            "order": sale,
+            "starts": minute_start(sale.start_min),
+            "ends": minute_start(sale.end_min),
+            "sold_pct": filled.get(sale.pk, 0) * 100 // sale.asked_gpu_min,
+        }
+        for sale in sales
+    ]
 
 
 def lease_of_piece(piece_id: str) -> str:

@@ -29,6 +29,7 @@ from marketplace.core.money import UUSD_PER_USD, window_cost_uusd
 from marketplace.core.tickets import Tickets
 from marketplace.fleet.models import Island
 from marketplace.trading import selectors, services
+from marketplace.trading.book import earliest_sale_min
 from marketplace.trading.chart import WindowChart, window_chart
 from marketplace.trading.models import Contract, ContractKind, Lease, LeasePurpose, lease_id
 from marketplace.trading.positions import Step
@@ -194,6 +195,8 @@ def _lease_page(
         **figures,
         "chart": _chart(row, contracts, minute_of(now) if figures["live"] else None),
         "receipts": [_receipt(row, each) for each in contracts],
+        "sales": selectors.sales_of_lease(row),
+        "may_sell": figures["live"] and mine and row.end_min > earliest_sale_min(now),
         "may_end": figures["live"] and mine,
         "may_extend": figures["live"] and mine and may_extend(row, row.island) and until_min != row.end_min,
         "extendable_until": _moment(until_min),
@@ -229,17 +232,19 @@ def _chart(row: Lease, contracts: list[Contract], now_min: int | None) -> Window
     for each in contracts:
         into = back if each.kind == ContractKind.RELEASE else bought
         into.append(Step(each.start_min, each.end_min, each.lots * per_lot))
-    return window_chart(bought, back, row.start_min, row.end_min, now_min)
+    sold = [Step(each.start_min, each.end_min, each.lots * per_lot) for each in selectors.sold_on(row)]
+    return window_chart(bought, sold, back, row.start_min, row.end_min, now_min)
 
 
 def _receipt(row: Lease, contract: Contract) -> dict[str, Any]:
     minutes = contract.end_min - contract.start_min
+    gpus = contract.lots * (row.gpus // row.lots)
     return {
         "contract": contract,
         "starts": minute_start(contract.start_min),
         "ends": minute_start(contract.end_min),
-        "gpu_minutes": minutes * row.gpus,
-        "amount_uusd": window_cost_uusd(contract.price_uusd_per_gpu_hour, row.gpus, minutes),
+        "gpu_minutes": minutes * gpus,
+        "amount_uusd": window_cost_uusd(contract.price_uusd_per_gpu_hour, gpus, minutes),
     }
 
 

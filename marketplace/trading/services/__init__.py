@@ -1,9 +1,12 @@
 """What others may do with leases and orders: quote, rent, extend, end, settle; preview, place, sell, cancel, sweep."""
 
+from marketplace.trading.orders import Change
 from marketplace.trading.services.ending import Swept, end_lease, lease_done, settle, sweep_leases
 from marketplace.trading.services.ordering import (
     Preview,
+    amend_order,
     cancel_order,
+    give_quote,
     most_uusd,
     place_order,
     preview_order,
@@ -14,6 +17,7 @@ from marketplace.trading.services.renting import Wish, extend, rent
 from marketplace.trading.services.selling import Offer, SalePreview, place_sale, preview_sale
 
 __all__ = [
+    "Change",
     "Offer",
     "Preview",
     "Quote",
@@ -21,9 +25,11 @@ __all__ = [
     "SalePreview",
     "Swept",
     "Wish",
+    "amend_order",
     "cancel_order",
     "end_lease",
     "extend",
+    "give_quote",
     "lease_done",
     "most_uusd",
     "place_order",

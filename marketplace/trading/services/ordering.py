@@ -26,9 +26,10 @@ from marketplace.trading.book import asks_of, bids_of, candidates, sale_of, slot
 from marketplace.trading.matching import Book, Fill, match
 from marketplace.trading.models import ORDER_MACHINE, Lease, LeasePurpose, Order, OrderState, Side, Tif, order_id
 from marketplace.trading.models import lease_id as new_lease_id
-from marketplace.trading.orders import Wanted, order_of
+from marketplace.trading.orders import Change, Wanted, order_of, replacement
 from marketplace.trading.selectors import spendable_uusd
 from marketplace.trading.services.locking import find_island, lock_sku, waiting_briefly
+from marketplace.trading.services.quotes import Given, Quoted, hold_to, read_quote, sign_quote
 from marketplace.trading.services.renting import book, live_sku
 from marketplace.trading.services.selling import close_sale, held_lease, lock_holders, sweep_sales, take_of_sale
 
@@ -101,13 +102,21 @@ def preview_order(actor: Actor, wanted: Wanted, now: datetime) -> Preview:
     )
 
 
-def place_order(actor: Actor, wanted: Wanted, now: datetime, *, key: str | None = None) -> Order:
+def give_quote(actor: Actor, wanted: Wanted, seen: Preview, now: datetime) -> Given:
+    """What was shown, to place the order with."""
+    return sign_quote(actor, wanted, Quoted(seen.cost_uusd, seen.gpu_minutes, seen.order.asked_gpu_min), now)
+
+
+def place_order(
+    actor: Actor, wanted: Wanted, now: datetime, *, key: str | None = None, quote_id: str | None = None
+) -> Order:
     """Take the order, hold what it can cost at most, and fill what the book has for it. `key` is the id it shall have,
-    one of ours: sent twice, it is one order."""
+    one of ours: sent twice, it is one order. With a quote it is placed as was shown or better, or not at all."""
     demand(actor, Action.WORK)
     known = _placed_before(actor, key)
     if known is not None:
         return known
+    quoted = None if quote_id is None else read_quote(actor, wanted, quote_id, now)
     order = order_of(actor.organisation, wanted, key=key or order_id(), by=actor.name, now=now)
     try:
         with waiting_briefly(), transaction.atomic():
@@ -115,6 +124,8 @@ def place_order(actor: Actor, wanted: Wanted, now: datetime, *, key: str | None 
             _hold(order)
             record(actor.organisation, actor.name, "order.placed", order.pk, held_uusd=most_uusd(order))
             _fill(order, now)
+            if quoted is not None:
+                hold_to(quoted, _got(order))
             if order.state == OrderState.OPEN and order.tif != Tif.GTC:
                 _close(order, OrderState.CANCELLED, _why_not_all(order), now, by=SYSTEM)
     except IntegrityError as error:
@@ -137,6 +148,31 @@ def cancel_order(actor: Actor, key: str, now: datetime) -> Order:
         elif order.state == OrderState.OPEN:
             _close(order, OrderState.CANCELLED, f"cancelled by {actor.name}", now, by=actor.name)
     return order
+
+
+def amend_order(actor: Actor, key: str, change: Change, now: datetime) -> Order:
+    """Put another order in the place of what is not filled of this one, at another price or until another moment."""
+    demand(actor, Action.WORK)
+    with waiting_briefly(), transaction.atomic():
+        old = _locked(Order.objects.filter(organisation=actor.organisation, pk=key))
+        if old is None:
+            raise NotFound("there is no such order")
+        if old.state != OrderState.OPEN:
+            raise Conflict(f"this order is closed ({old.get_state_display().lower()})", code="order_closed")
+        if len(old.wanted) > 1:
+            raise Conflict("what is left of it is in several parts: cancel it, and place one for each", code="in_parts")
+        new = replacement(old, change, by=actor.name, now=now)
+        why = f"replaced by {new.pk}"
+        if old.side == Side.SELL:
+            close_sale(old, OrderState.CANCELLED, why, now, by=actor.name)
+        else:
+            _close(old, OrderState.CANCELLED, why, now, by=actor.name)
+        new.save(force_insert=True)
+        record(actor.organisation, actor.name, "order.placed", new.pk, replaces=old.pk)
+        if new.side == Side.BUY:
+            _hold(new)
+            _fill(new, now)
+    return new
 
 
 def sweep_orders(now: datetime) -> int:
@@ -304,9 +340,14 @@ def _locked(rows: QuerySet[Order]) -> Order | None:
 
 def _is_whole(order: Order) -> bool:
     """Whether its leases are all that was asked for."""
-    asked = order.gpus * (order.duration_min or order.end_min - order.start_min)
-    windows = order.leases.values_list("gpus", "start_min", "end_min")
-    return sum(gpus * (end_min - start_min) for gpus, start_min, end_min in windows) >= asked
+    return _got(order).filled_gpu_min >= order.asked_gpu_min
+
+
+def _got(order: Order) -> Quoted:
+    rows = order.leases.values_list("price_uusd_per_gpu_hour", "gpus", "start_min", "end_min")
+    parts = [(price, gpus * (end_min - start_min)) for price, gpus, start_min, end_min in rows]
+    cost_uusd = sum(window_cost_uusd(price, gpu_min, 1) for price, gpu_min in parts)
+    return Quoted(cost_uusd, sum(gpu_min for _, gpu_min in parts), order.asked_gpu_min)
 
 
 def _placed_before(actor: Actor, key: str | None) -> Order | None:

@@ -37,7 +37,7 @@ class Offer:
 
     lease_id: str
     gpus: int
-    price_uusd_per_gpu_hour: int
+    limit_uusd_per_gpu_hour: int  # at least
     start_at: datetime | None = None
     end_at: datetime | None = None
     min_block_min: int = MIN_BLOCK_MIN
@@ -203,7 +203,7 @@ def _order_of(actor: Actor, lease: Lease, offer: Offer, key: str, now: datetime)
         gpus=offer.gpus,
         start_min=start_min,
         end_min=end_min,
-        limit_uusd_per_gpu_hour=offer.price_uusd_per_gpu_hour,
+        limit_uusd_per_gpu_hour=offer.limit_uusd_per_gpu_hour,
         tif=Tif.GTC,
         colocation="any",
         allow_partial_gpus=True,
@@ -220,13 +220,13 @@ def _problems(
     lease: Lease, offer: Offer, start_min: int, end_min: int, first_min: int, now: datetime
 ) -> list[FieldProblem]:
     found = []
-    lot, price = lease.sku.gpus_per_lot, offer.price_uusd_per_gpu_hour
+    lot, price = lease.sku.gpus_per_lot, offer.limit_uusd_per_gpu_hour
     if not 1 <= offer.gpus <= lease.gpus:
         found.append(FieldProblem("gpus", f"from 1 to {lease.gpus}"))
     elif offer.gpus % lot:
         found.append(FieldProblem("gpus", f"are sold {lot} together: give a multiple of it"))
     if price < PRICE_STEP_UUSD_PER_GPU_HOUR or price % PRICE_STEP_UUSD_PER_GPU_HOUR:
-        found.append(FieldProblem("price_uusd_per_gpu_hour", f"a multiple of {PRICE_STEP_UUSD_PER_GPU_HOUR}"))
+        found.append(FieldProblem("limit_uusd_per_gpu_hour", f"a multiple of {PRICE_STEP_UUSD_PER_GPU_HOUR}"))
     if start_min < first_min:
         found.append(FieldProblem("start_at", "too soon: what runs there needs time to leave, and the lease to begin"))
     if end_min > lease.end_min:

@@ -96,3 +96,100 @@ def test_a_key_that_may_only_look_previews_and_places_nothing(buyer: Caller) -> 
     assert viewer.post("orders", asked()).status_code == 403
     assert Client().get("/api/v1/orders").status_code == 401
     assert not Order.objects.exists()
+
+
+def rented(buyer: Caller, hours: float = 6, gpus: int = 2) -> str:
+    island = make_island()
+    body = {"island_id": island.pk, "gpus": gpus, "end_at": (database_now() + timedelta(hours=hours)).isoformat()}
+    return str(buyer.post("leases", body).json()["id"])
+
+
+def offered(lease_id: str, **more: Any) -> dict[str, Any]:
+    return {"side": "sell", "lease_id": lease_id, "gpus": 1, "limit_uusd_per_gpu_hour": PRICE // 2, **more}
+
+
+def test_a_part_of_a_lease_is_previewed_put_up_for_sale_and_bought_by_another(buyer: Caller) -> None:
+    lease_id = rented(buyer)
+    seen = buyer.post("orders/preview", offered(lease_id)).json()
+    assert seen["proceeds"]["net_uusd"] == seen["proceeds"]["gross_uusd"] - seen["proceeds"]["fee_uusd"] > 0
+    assert seen["quote_id"] is None
+    sale = buyer.post("orders", offered(lease_id)).json()
+    assert (sale["side"], sale["state"], sale["lease_id"], sale["held_uusd"]) == ("sell", "open", lease_id, 0)
+    assert [part["gpus"] for part in sale["offered"]] == [1]
+    assert buyer.get("orders", side="buy").json()["count"] == 0
+
+    other = Caller(customer(dollars=1_000))
+    start = (database_now() + timedelta(hours=2)).isoformat()
+    bid = other.post("orders", asked(4, gpus=1, start_at=start, limit_uusd_per_gpu_hour=PRICE // 2)).json()
+
+    assert bid["state"] == "filled"
+    after = buyer.get(f"orders/{sale['id']}").json()
+    assert [part["gpus"] for part in after["sold"]] == [1]
+    assert len(after["offered"]) == 2  # before and after what was bought
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"lease_id": ""}, "lease_id"),
+        ({"tif": "ioc"}, "tif"),
+        ({"gpus": 3}, "gpus"),
+        ({"limit_uusd_per_gpu_hour": 61}, "limit_uusd_per_gpu_hour"),
+        ({"start_at": "2020-01-01T00:00:00Z"}, "start_at"),
+        ({"end_at": "2090-01-01T00:00:00Z"}, "end_at"),
+    ],
+)
+def test_a_sale_that_cannot_be_names_its_field(buyer: Caller, wrong: dict[str, Any], field: str) -> None:
+    refused = buyer.post("orders", {**offered(rented(buyer)), **wrong})
+    assert refused.status_code == 422
+    assert field in fields_of(refused)
+    assert not Order.objects.exists()
+
+
+def test_a_quote_is_kept_or_nothing_is_placed(buyer: Caller) -> None:
+    island = make_island()
+    body = asked(tif="gtc", limit_uusd_per_gpu_hour=2 * PRICE)
+    quote = buyer.post("orders/preview", body).json()["quote_id"]
+    island.price_uusd_per_gpu_hour = PRICE + 60
+    island.save(update_fields=["price_uusd_per_gpu_hour"])
+
+    moved = buyer.post("orders", {**body, "quote_id": quote})
+    assert (moved.status_code, moved.json()["code"]) == (409, "quote_moved")
+    assert cash_uusd(buyer.actor.organisation) == 1_000 * USD
+    assert not Order.objects.exists()
+
+    island.price_uusd_per_gpu_hour = PRICE - 60
+    island.save(update_fields=["price_uusd_per_gpu_hour"])
+    assert buyer.post("orders", {**body, "quote_id": quote}).json()["state"] == "filled"
+
+
+def test_a_quote_is_for_one_order_of_one_organisation(buyer: Caller) -> None:
+    make_island()
+    body = asked()
+    quote = buyer.post("orders/preview", body).json()["quote_id"]
+    other = Caller(customer(dollars=1_000))
+    for caller, sent in ((buyer, {**body, "gpus": 1, "quote_id": quote}), (other, {**body, "quote_id": quote})):
+        refused = caller.post("orders", sent)
+        assert (refused.status_code, fields_of(refused)) == (422, ["quote_id"])
+    assert fields_of(buyer.post("orders", {**body, "quote_id": "forged"})) == ["quote_id"]
+
+
+def test_another_price_is_another_order_in_the_place_of_the_first(buyer: Caller) -> None:
+    first = buyer.post("orders", asked(limit_uusd_per_gpu_hour=PRICE - 60)).json()
+    second = buyer.post(f"orders/{first['id']}/amend", {"limit_uusd_per_gpu_hour": PRICE}).json()
+
+    assert (second["replaces"], second["state"], second["limit_uusd_per_gpu_hour"]) == (first["id"], "open", PRICE)
+    assert second["wanted"] == first["wanted"]
+    old = buyer.get(f"orders/{first['id']}").json()
+    assert (old["state"], old["held_uusd"]) == ("cancelled", 0)
+    assert cash_uusd(buyer.actor.organisation) == 1_000 * USD - second["held_uusd"]
+    again = buyer.post(f"orders/{first['id']}/amend", {"limit_uusd_per_gpu_hour": PRICE})
+    assert (again.status_code, again.json()["code"]) == (409, "order_closed")
+    assert fields_of(buyer.post(f"orders/{second['id']}/amend", {})) == ["limit_uusd_per_gpu_hour"]
+
+
+def test_a_sale_is_amended_like_a_bid(buyer: Caller) -> None:
+    first = buyer.post("orders", offered(rented(buyer))).json()
+    second = buyer.post(f"orders/{first['id']}/amend", {"limit_uusd_per_gpu_hour": PRICE}).json()
+    assert (second["side"], second["offered"]) == ("sell", first["offered"])
+    assert buyer.get(f"orders/{first['id']}").json()["offered"] == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from django.test import Client
@@ -13,7 +13,7 @@ from marketplace.accounts.models import Role
 from marketplace.core.clock import database_now
 from marketplace.fleet.models import Island
 from marketplace.trading.models import Order, OrderState
-from marketplace.trading.services import sweep_orders
+from marketplace.trading.services import rent, sweep_orders
 from tests.marketplace.trading.market import PRICE, USD, cash_uusd, make_island
 from tests.marketplace.training.people import customer, signed_in
 
@@ -142,3 +142,51 @@ def test_the_money_page_says_what_an_order_holds_and_leads_to_it(page: Client, i
     order = Order.objects.get()
     shown = page.get("/money").content.decode()
     assert f'Order <a class="mono wraps" href="/orders/{order.pk}">' in shown
+
+
+def test_a_part_of_a_lease_is_put_up_for_sale_seen_and_taken_back(page: Client, ada: Actor, island: Island) -> None:
+    lease = rent(ada.organisation, island_id=island.pk, gpus=4, end_at=later(6), by="t", now=database_now())
+    shown = page.get(f"/leases/{lease.pk}").content.decode()
+    assert f"/leases/{lease.pk}/sell" in shown
+    form = page.get(f"/leases/{lease.pk}/sell").content.decode()
+    ticket = re.search(r'name="ticket" value="([^"]+)"', form)
+    assert ticket is not None
+    typed = {"ticket": ticket[1], "gpus": "2", "price": "1.20", "start_at": "", "end_at": "", "block": "60"}
+
+    preview = page.post(f"/leases/{lease.pk}/sell/preview", typed).content.decode()
+    assert "You earn" in preview
+    assert not Order.objects.exists()
+    for _ in range(2):
+        answer = page.post(f"/leases/{lease.pk}/sell", typed, follow=True)
+    sale = Order.objects.get()
+    assert answer.redirect_chain == [(f"/orders/{sale.pk}", 302)]
+    assert "For sale" in answer.content.decode()
+    assert "Of it for sale" in page.get(f"/leases/{lease.pk}").content.decode()
+    assert "for sale" in page.get("/orders").content.decode()
+    assert "Taken back" in page.post(f"/orders/{sale.pk}/cancel", follow=True).content.decode()
+
+
+def test_a_sale_that_is_refused_comes_back_as_typed(page: Client, ada: Actor, island: Island) -> None:
+    lease = rent(ada.organisation, island_id=island.pk, gpus=4, end_at=later(6), by="t", now=database_now())
+    typed = {"gpus": "5", "price": "1.20", "start_at": "", "end_at": "", "block": "60"}
+    answer = page.post(f"/leases/{lease.pk}/sell", typed)
+    shown = answer.content.decode()
+    assert answer.status_code == 422
+    assert 'value="5"' in shown
+    assert "From 1 to 4" in shown
+    assert page.get("/leases/lse_nobody/sell").status_code == 404
+
+
+def test_the_price_of_an_order_is_changed_by_another_in_its_place(page: Client, ada: Actor, island: Island) -> None:
+    Island.objects.update(price_uusd_per_gpu_hour=2 * PRICE)
+    page.post("/orders/new", typed(page))
+    first = Order.objects.get()
+    assert page.post(f"/orders/{first.pk}/amend", {"limit": "nothing"}).status_code == 422
+    answer = page.post(f"/orders/{first.pk}/amend", {"limit": "4.80"}, follow=True)
+    second = Order.objects.exclude(pk=first.pk).get()
+    assert answer.redirect_chain == [(f"/orders/{second.pk}", 302)]
+    assert second.state == OrderState.FILLED
+
+
+def later(hours: float) -> datetime:
+    return database_now() + timedelta(hours=hours)

@@ -278,8 +278,8 @@ def test_nothing_is_sold_twice_nor_what_is_not_held(island: Island, buyer: Organ
     [
         ("gpus", 3, 60, 120, LOW, 1),
         ("gpus", 0, 60, 120, LOW, 1),
-        ("price_uusd_per_gpu_hour", 1, 60, 120, 61, 1),
-        ("price_uusd_per_gpu_hour", 1, 60, 120, 0, 1),
+        ("limit_uusd_per_gpu_hour", 1, 60, 120, 61, 1),
+        ("limit_uusd_per_gpu_hour", 1, 60, 120, 0, 1),
         ("start_at", 1, 5, 120, LOW, 1),
         ("end_at", 1, 60, 241, LOW, 1),
         ("end_at", 1, 60, 60, LOW, 1),
