@@ -299,6 +299,12 @@ STRIPE_CHECKOUT_ORIGIN = env_text("STRIPE_CHECKOUT_ORIGIN", STRIPE_API_BASE or "
 
 # Our part of what a seller earns, in hundredths of a percent; a lease keeps the one it was rented at.
 MARKET_FEE_BPS = env_int("MARKET_FEE_BPS", 500)
+# What was earned may be disputed for so long; then it becomes payable.
+DISPUTE_WINDOW_HOURS = env_int("DISPUTE_WINDOW_HOURS", 72)
+# Of what a seller earns in their first days, a part is kept for a while: for refunds that come late.
+SELLER_NEW_DAYS = env_int("SELLER_NEW_DAYS", 30)
+SELLER_RESERVE_BPS = env_int("SELLER_RESERVE_BPS", 1_000)
+SELLER_RESERVE_DAYS = env_int("SELLER_RESERVE_DAYS", 30)
 
 # ---------------------------------------------------------------------------------------------------------- artifacts
 

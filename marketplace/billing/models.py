@@ -27,6 +27,10 @@ def top_up_id() -> str:
     return new_id("top")
 
 
+def correction_id() -> str:
+    return new_id("cor")
+
+
 class AccountKind(models.TextChoices):
     STRIPE_PENDING = "stripe_pending", "Charged, not yet available"
     STRIPE_AVAILABLE = "stripe_available", "Available for payouts"
@@ -161,6 +165,7 @@ class TransferKind(models.IntegerChoices):
     MATURE = 50, "Became payable"
     RESERVE = 51, "Kept in reserve"
     RESERVE_RELEASE = 52, "Out of reserve"
+    SET_OFF = 53, "Set off against what was owed"
     PAYOUT = 60, "Payout"
     PAYOUT_REVERSAL = 61, "Payout taken back"
     CARD_REFUND = 70, "Refund to the card"
@@ -230,6 +235,11 @@ class Meter(models.Model):
     billable_gpu_ms = models.BigIntegerField(default=0)
     charged_uusd = models.BigIntegerField(default=0)
     fee_uusd = models.BigIntegerField(default=0)  # ours, part of what was charged
+    # Of what the seller earned: what became payable or went to the reserve, and what was taken back before it could.
+    matured_uusd = models.BigIntegerField(default=0)
+    unmatured_refunds_uusd = models.BigIntegerField(default=0)
+    refunded_uusd = models.BigIntegerField(default=0)  # to the buyer, of what was charged
+    fee_refunded_uusd = models.BigIntegerField(default=0)  # our part of that
     covered_gpu_ms = models.BigIntegerField(default=0)
     last_beat_at = models.DateTimeField(null=True)
     # What was bought of a holder who goes on paying for it: what is counted here counts there first.
@@ -245,6 +255,13 @@ class Meter(models.Model):
             ),
             models.CheckConstraint(name="meter_window", condition=Q(end_at__gt=F("start_at"), gpus__gt=0)),
             models.CheckConstraint(name="meter_fee_is_a_part", condition=Q(fee_bps__lte=10_000)),
+            models.CheckConstraint(
+                name="meter_gives_back_no_more_than_it_took",
+                condition=Q(refunded_uusd__gte=F("fee_refunded_uusd"), refunded_uusd__lte=F("charged_uusd"))
+                & Q(fee_refunded_uusd__gte=0, fee_refunded_uusd__lte=F("fee_uusd"))
+                & Q(matured_uusd__gte=0, unmatured_refunds_uusd__gte=0)
+                & Q(charged_uusd__gte=F("fee_uusd") + F("matured_uusd") + F("unmatured_refunds_uusd")),
+            ),
             models.CheckConstraint(
                 name="meter_sums",
                 condition=Q(fee_uusd__gte=0, charged_uusd__gte=F("fee_uusd"))
@@ -272,6 +289,73 @@ class MeterCounter(models.Model):
 
     def __str__(self) -> str:
         return f"{self.meter_id} epoch {self.epoch}"
+
+
+class Freeze(models.Model):
+    """While it stands, nothing that the organisation earned becomes payable, and it can hold no more money."""
+
+    organisation = models.ForeignKey(Organisation, on_delete=models.PROTECT, related_name="freezes")
+    reason = models.CharField(max_length=200)
+    ref = models.CharField(max_length=80)  # what it is for: a dispute, or who decided it
+    since = models.DateTimeField()
+    until = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["organisation", "ref"], name="one_freeze_for_one_reason"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["organisation"], name="freeze_that_stands", condition=Q(until=None)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.organisation_id}: {self.reason}"
+
+
+class CorrectionState(models.TextChoices):
+    ASKED = "asked", "Waits for a second person"
+    POSTED = "posted", "Posted"
+    REFUSED = "refused", "Refused"
+
+
+CORRECTION_MACHINE = Machine(
+    "correction",
+    {
+        CorrectionState.ASKED: {CorrectionState.POSTED, CorrectionState.REFUSED},
+        CorrectionState.POSTED: set(),
+        CorrectionState.REFUSED: set(),
+    },
+)
+
+
+class Correction(models.Model):
+    """What a transfer moved, moved back as far as two people agree."""
+
+    id = models.CharField(primary_key=True, max_length=LENGTH, default=correction_id, editable=False)
+    original = models.ForeignKey(Transfer, on_delete=models.PROTECT, related_name="corrections")
+    amount_uusd = models.BigIntegerField()
+    reason = models.CharField(max_length=300)
+    state = models.CharField(max_length=8, choices=CorrectionState.choices, default=CorrectionState.ASKED)
+    asked_by = models.CharField(max_length=200)
+    asked_at = models.DateTimeField()
+    decided_by = models.CharField(max_length=200, blank=True)
+    decided_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(name="correction_amount_positive", condition=Q(amount_uusd__gt=0)),
+            models.CheckConstraint(
+                name="correction_by_two_people", condition=~Q(state=CorrectionState.POSTED, decided_by=F("asked_by"))
+            ),
+            models.CheckConstraint(
+                name="correction_is_decided_by_somebody",
+                condition=Q(state=CorrectionState.ASKED, decided_at=None)
+                | (~Q(decided_by="") & Q(decided_at__isnull=False)),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.id} of {self.original_id}"
 
 
 class TopUpState(models.TextChoices):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery import shared_task
 
 from marketplace.billing.services import inbox
+from marketplace.billing.services.maturing import mature_earnings, release_reserves
 from marketplace.billing.services.topups import reconcile_top_ups
 from marketplace.core.clock import database_now
 
@@ -14,3 +15,11 @@ def drain_inbox() -> None:
     """Act on what the payment provider told, and ask it where it told nothing."""
     inbox.drain(database_now())
     reconcile_top_ups(database_now())
+
+
+@shared_task(name="marketplace.billing.tasks.mature")
+def mature() -> None:
+    """What was earned becomes payable once its dispute window is over."""
+    now = database_now()
+    mature_earnings(now)
+    release_reserves(now)

@@ -10,6 +10,8 @@ from django.db import transaction
 from marketplace.accounts.models import Organisation
 from marketplace.billing.ledger import Entry, account, lock, post
 from marketplace.billing.models import AccountKind, LedgerAccount, TransferKind
+from marketplace.billing.services.freezing import is_frozen
+from marketplace.core.errors import Conflict
 from marketplace.core.ids import fact_id
 
 
@@ -29,7 +31,9 @@ def deposit(organisation: Organisation, amount_uusd: int, payment_ref: str) -> N
 
 
 def hold(ref: str, organisation: Organisation, amount_uusd: int, tranche: int = 0) -> LedgerAccount:
-    """Hold cash in the escrow `ref`; another tranche adds to it."""
+    """Hold cash in the escrow `ref`; another tranche adds to it. Who is frozen holds no more."""
+    if is_frozen(organisation):
+        raise Conflict("payments of this organisation are under dispute: nothing more is held", code="frozen")
     target = escrow(ref, organisation)
     key = fact_id("hold", ref, tranche)
     post([Entry(key, TransferKind.HOLD, cash(organisation), target, amount_uusd, ref)])

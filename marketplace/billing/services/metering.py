@@ -124,9 +124,9 @@ def observe_beat(ref: str, now: datetime) -> Meter:
 
 
 @transaction.atomic
-def report_usage(ref: str, epoch: int, gpu_ms_total: int, source: str = "") -> Meter:
+def report_usage(ref: str, epoch: int, gpu_ms_total: int, source: str = "", *, at: datetime | None = None) -> Meter:
     """Take an agent's cumulative counter and capture what became billable. Late and repeated reports are harmless.
-    `source` tells apart the assignments that serve one lease."""
+    `source` tells apart the assignments that serve one lease; `at` is when it took effect, if not now."""
     if epoch < 0:
         raise InvalidInput.at("epoch", "must not be negative")
     if not 0 <= gpu_ms_total < 2**53:
@@ -134,17 +134,17 @@ def report_usage(ref: str, epoch: int, gpu_ms_total: int, source: str = "") -> M
     chain = _lock_chain(ref)
     if chain[0].state == MeterState.OPEN:
         _note(chain[0], source, epoch, gpu_ms_total)
-        _capture(chain)
+        _capture(chain, at)
     return chain[0]
 
 
 @transaction.atomic
-def close_meter(ref: str) -> Meter:
+def close_meter(ref: str, *, at: datetime | None = None) -> Meter:
     """Capture what is billable, give back the rest, and take no more."""
     chain = _lock_chain(ref)
     meter = chain[0]
     if meter.state == MeterState.OPEN:
-        _capture(chain)
+        _capture(chain, at)
         release(meter.escrow, meter.refund)
         meter.state = MeterState.CLOSED
         meter.save(update_fields=["state"])
@@ -154,6 +154,11 @@ def close_meter(ref: str) -> Meter:
 def lock_meter(ref: str) -> Meter:
     """Held until the transaction ends. Whoever also posts to its accounts asks for it first."""
     return Meter.objects.select_for_update(no_key=True).get(pk=ref)
+
+
+def fee_account(meter: Meter) -> LedgerAccount:
+    """The shard of our revenue that the meter's fees go to."""
+    return account(AccountKind.FEE_REVENUE, ref=f"{crc32(meter.pk.encode()) % FEE_SHARDS:02d}")
 
 
 def _lock_chain(ref: str) -> list[Meter]:
@@ -172,7 +177,7 @@ def _note(meter: Meter, source: str, epoch: int, gpu_ms_total: int) -> None:
         MeterCounter.objects.filter(pk=counter.pk).update(gpu_ms_total=gpu_ms_total)
 
 
-def _capture(chain: Sequence[Meter]) -> None:
+def _capture(chain: Sequence[Meter], at: datetime | None) -> None:
     """Post the difference between what is billable now and what was billed. What is billable of a part that was sold on
     counts for its first holder as delivered, and is captured there first: who resells earns nothing they do not pay
     for. The caller holds the meters' locks."""
@@ -182,7 +187,7 @@ def _capture(chain: Sequence[Meter]) -> None:
             _note(meter, chain[len(billable) - 1].pk, 0, billable[-1])
         billable.append(_billable_gpu_ms(meter))
     for meter, gpu_ms in reversed(list(zip(chain, billable, strict=True))):
-        _charge(meter, gpu_ms)
+        _charge(meter, gpu_ms, at)
 
 
 def _billable_gpu_ms(meter: Meter) -> int:
@@ -190,7 +195,7 @@ def _billable_gpu_ms(meter: Meter) -> int:
     return max(meter.billable_gpu_ms, min(int(counted), meter.covered_gpu_ms, window_gpu_ms(meter)))
 
 
-def _charge(meter: Meter, billable_gpu_ms: int) -> None:
+def _charge(meter: Meter, billable_gpu_ms: int, at: datetime | None) -> None:
     if billable_gpu_ms <= meter.billable_gpu_ms:
         return
     charged_uusd = charge_uusd(meter.rate_uusd_per_gpu_hour, billable_gpu_ms)
@@ -201,11 +206,13 @@ def _charge(meter: Meter, billable_gpu_ms: int) -> None:
     if seller_now_uusd:
         accrued = account(AccountKind.SELLER_ACCRUED, meter.seller)
         key = fact_id("capture", meter.pk, billable_gpu_ms)
-        entries.append(Entry(key, TransferKind.CAPTURE, meter.escrow, accrued, seller_now_uusd, meter.pk))
+        entries.append(
+            Entry(key, TransferKind.CAPTURE, meter.escrow, accrued, seller_now_uusd, meter.pk, effective_at=at)
+        )
     if fee_now_uusd:
-        revenue = account(AccountKind.FEE_REVENUE, ref=f"{crc32(meter.pk.encode()) % FEE_SHARDS:02d}")
+        revenue = fee_account(meter)
         key = fact_id("fee", meter.pk, billable_gpu_ms)
-        entries.append(Entry(key, TransferKind.FEE, meter.escrow, revenue, fee_now_uusd, meter.pk))
+        entries.append(Entry(key, TransferKind.FEE, meter.escrow, revenue, fee_now_uusd, meter.pk, effective_at=at))
     post(entries)
     meter.billable_gpu_ms = billable_gpu_ms
     meter.charged_uusd = charged_uusd

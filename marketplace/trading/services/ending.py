@@ -105,7 +105,7 @@ def settle(lease_id: str, now: datetime) -> Lease:
             raise Conflict("a lease that goes on cannot be settled", code="lease_live")
         if lease.resold.filter(settled_at=None).exists():
             return lease  # it still pays for what it sold on; the sweep comes back when that is settled
-        meter = close_meter(lease.pk)
+        meter = close_meter(lease.pk, at=now)
         lease.settle_at, lease.settled_at = None, now
         lease.save(update_fields=["settle_at", "settled_at"])
         told = {"charged_uusd": meter.charged_uusd, "gpu_ms": meter.billable_gpu_ms}

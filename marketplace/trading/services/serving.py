@@ -53,7 +53,8 @@ def take_island_usage(agent: Agent, records: Sequence[UsageRecord], now: datetim
         if lease.was_cut:
             # Its window is not its own alone any longer: nothing counts beyond the piece that was served.
             gpu_ms = min(gpu_ms, most.get(assignment_id, 0))
-        report_usage(lease.pk, agent.epoch, gpu_ms, "" if assignment_id == lease.pk else assignment_id)
+        source = "" if assignment_id == lease.pk else assignment_id
+        report_usage(lease.pk, agent.epoch, gpu_ms, source, at=now)
     strangers = sorted(keys - leases.keys())
     if strangers:
         logger.warning("%s reported usage of what its island never held: %s", agent, ", ".join(strangers[:5]))
