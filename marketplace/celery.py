@@ -27,6 +27,7 @@ SWEEP_S = 2.0
 CLEAR_S = 2.0
 TIDY_S = 60.0
 PAYMENTS_S = 5.0
+PAYING_S = 60.0
 MATURING_S = 600.0
 FEEDS_S = 300.0  # brokers' offers are fresh for ten minutes
 
@@ -64,6 +65,7 @@ app.conf.update(
         "clear": _beat("scheduler.tasks.clear", CLEAR_S, SCHEDULING),
         "tidy": _beat("scheduler.tasks.tidy", TIDY_S, CHORES),
         "drain-inbox": _beat("marketplace.billing.tasks.drain_inbox", PAYMENTS_S, MONEY),
+        "pay": _beat("marketplace.billing.tasks.pay", PAYING_S, MONEY),
         "mature": _beat("marketplace.billing.tasks.mature", MATURING_S, MONEY),
         "refresh-feeds": _beat("marketplace.catalog.tasks.refresh_feeds", FEEDS_S, CHORES),
     },

@@ -296,6 +296,8 @@ STRIPE_SECRET_KEY = env_text("STRIPE_SECRET_KEY", "sk_test_embedded" if EMBEDDED
 STRIPE_WEBHOOK_SECRETS = _list(env_text("STRIPE_WEBHOOK_SECRETS", "whsec_embedded" if EMBEDDED else None))
 # Where the browser goes to pay; it may leave our own pages for no other place.
 STRIPE_CHECKOUT_ORIGIN = env_text("STRIPE_CHECKOUT_ORIGIN", STRIPE_API_BASE or "https://checkout.stripe.com")
+# Where sellers tell the provider who they are.
+STRIPE_CONNECT_ORIGIN = env_text("STRIPE_CONNECT_ORIGIN", STRIPE_API_BASE or "https://connect.stripe.com")
 
 # Our part of what a seller earns, in hundredths of a percent; a lease keeps the one it was rented at.
 MARKET_FEE_BPS = env_int("MARKET_FEE_BPS", 500)
@@ -305,6 +307,9 @@ DISPUTE_WINDOW_HOURS = env_int("DISPUTE_WINDOW_HOURS", 72)
 SELLER_NEW_DAYS = env_int("SELLER_NEW_DAYS", 30)
 SELLER_RESERVE_BPS = env_int("SELLER_RESERVE_BPS", 1_000)
 SELLER_RESERVE_DAYS = env_int("SELLER_RESERVE_DAYS", 30)
+# Sellers are paid weekly, and not for less; the first time only after so many days, since fraud shows by then.
+PAYOUT_LEAST_UUSD = env_int("PAYOUT_LEAST_UUSD", 25_000_000)
+FIRST_PAYOUT_DAYS = env_int("FIRST_PAYOUT_DAYS", 7)
 
 # ---------------------------------------------------------------------------------------------------------- artifacts
 
@@ -344,7 +349,7 @@ CONTENT_SECURITY_POLICY = {
         "base-uri": [NONE],
         "object-src": [NONE],
         # Browsers hold a form's redirects to this too, and a top-up ends on the payment page.
-        "form-action": [SELF, STRIPE_CHECKOUT_ORIGIN],
+        "form-action": [SELF, STRIPE_CHECKOUT_ORIGIN, STRIPE_CONNECT_ORIGIN],
     },
 }
 

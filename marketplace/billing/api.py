@@ -60,6 +60,7 @@ class BalanceOut(serializers.Serializer[Any]):
     held_uusd = serializers.IntegerField(help_text="In escrow for jobs and leases; what they do not use comes back.")
     earned_uusd = serializers.IntegerField(help_text="By your islands, still in the dispute window.")
     payable_uusd = serializers.IntegerField(help_text="To you, with the next payout.")
+    reserve_uusd = serializers.IntegerField(help_text="Of your first sales, kept for a while, then payable.")
 
 
 class StatementQuery(serializers.Serializer[Any]):

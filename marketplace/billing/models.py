@@ -27,6 +27,14 @@ def top_up_id() -> str:
     return new_id("top")
 
 
+def payout_id() -> str:
+    return new_id("pyt")
+
+
+def card_refund_id() -> str:
+    return new_id("rfd")
+
+
 def correction_id() -> str:
     return new_id("cor")
 
@@ -394,10 +402,16 @@ class TopUp(models.Model):
     created_at = models.DateTimeField()
     checked_at = models.DateTimeField()  # when the provider was last asked
     settled_at = models.DateTimeField(null=True)
+    available_at = models.DateTimeField(null=True)  # when we could pay out of it
 
     class Meta:
         indexes: ClassVar = [
             models.Index(fields=["organisation", "-created_at"], name="top_up_by_organisation"),
+            models.Index(
+                fields=["checked_at"],
+                name="top_up_not_available",
+                condition=Q(state=TopUpState.PAID, available_at=None),
+            ),
             models.Index(
                 fields=["checked_at"],
                 name="top_up_open",
@@ -443,3 +457,156 @@ class StripeEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.id}"
+
+
+class SellerAccount(models.Model):
+    """An organisation's account at the payment provider, where what it earned is paid to."""
+
+    organisation = models.OneToOneField(
+        Organisation, primary_key=True, on_delete=models.PROTECT, related_name="seller_account"
+    )
+    account_id = models.CharField(max_length=255, null=True, unique=True)  # noqa: DJ001 - unique once it is known
+    details_submitted = models.BooleanField(default=False)
+    payouts_enabled = models.BooleanField(default=False)
+    needs = models.JSONField(default=list)  # what the provider still asks for, in its words
+    created_by = models.CharField(max_length=200)
+    created_at = models.DateTimeField()
+    checked_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.organisation_id} {self.account_id}"
+
+
+class PayoutState(models.TextChoices):
+    CREATED = "created", "On its way"
+    PAID = "paid", "Paid"
+    FAILED = "failed", "Refused"
+    REVERSED = "reversed", "Taken back"
+
+
+PAYOUT_MACHINE = Machine(
+    "payout",
+    {
+        PayoutState.CREATED: {PayoutState.PAID, PayoutState.FAILED},
+        PayoutState.PAID: {PayoutState.REVERSED},
+        PayoutState.FAILED: set(),
+        PayoutState.REVERSED: set(),
+    },
+)
+
+
+class Payout(models.Model):
+    """What was earned, on its way to who earned it. Its id is the idempotency key and names the transfer's group."""
+
+    id = models.CharField(primary_key=True, max_length=LENGTH, default=payout_id, editable=False)
+    organisation = models.ForeignKey(Organisation, on_delete=models.PROTECT, related_name="payouts")
+    amount_uusd = models.BigIntegerField()
+    state = models.CharField(max_length=8, choices=PayoutState.choices, default=PayoutState.CREATED)
+    transfer_id = models.CharField(max_length=255, null=True, unique=True)  # noqa: DJ001 - unique once it is known
+    reversed_uusd = models.BigIntegerField(default=0)
+    problem = models.CharField(max_length=200, default="")
+    created_by = models.CharField(max_length=200)
+    created_at = models.DateTimeField()
+    checked_at = models.DateTimeField()
+    settled_at = models.DateTimeField(null=True)
+
+    class Meta:
+        indexes: ClassVar = [models.Index(fields=["organisation", "-created_at"], name="payout_by_organisation")]
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["organisation"], name="one_payout_on_its_way", condition=Q(state=PayoutState.CREATED)
+            ),
+            models.CheckConstraint(
+                name="payout_of_whole_cents",
+                condition=Q(amount_uusd__gt=0) & Q(Exact(Mod("amount_uusd", UUSD_PER_CENT), 0)),
+            ),
+            models.CheckConstraint(
+                name="payout_paid_names_its_transfer",
+                condition=~Q(state__in=[PayoutState.PAID, PayoutState.REVERSED])
+                | Q(transfer_id__isnull=False, settled_at__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.state}"
+
+
+class CardRefundState(models.TextChoices):
+    CREATED = "created", "On its way"
+    PAID = "paid", "Returned"
+    FAILED = "failed", "Refused"
+
+
+CARD_REFUND_MACHINE = Machine(
+    "card refund",
+    {
+        CardRefundState.CREATED: {CardRefundState.PAID, CardRefundState.FAILED},
+        CardRefundState.PAID: set(),
+        CardRefundState.FAILED: set(),
+    },
+)
+
+
+class CardRefund(models.Model):
+    """Cash that was not spent, back to the card it came from. Its id is the idempotency key."""
+
+    id = models.CharField(primary_key=True, max_length=LENGTH, default=card_refund_id, editable=False)
+    organisation = models.ForeignKey(Organisation, on_delete=models.PROTECT, related_name="card_refunds")
+    top_up = models.ForeignKey(TopUp, on_delete=models.PROTECT, related_name="refunds")
+    amount_uusd = models.BigIntegerField()
+    state = models.CharField(max_length=8, choices=CardRefundState.choices, default=CardRefundState.CREATED)
+    refund_id = models.CharField(max_length=255, null=True, unique=True)  # noqa: DJ001 - unique once it is known
+    problem = models.CharField(max_length=200, default="")
+    created_by = models.CharField(max_length=200)
+    created_at = models.DateTimeField()
+    checked_at = models.DateTimeField()
+    settled_at = models.DateTimeField(null=True)
+
+    class Meta:
+        indexes: ClassVar = [models.Index(fields=["organisation", "-created_at"], name="card_refund_by_organisation")]
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="card_refund_of_whole_cents",
+                condition=Q(amount_uusd__gt=0) & Q(Exact(Mod("amount_uusd", UUSD_PER_CENT), 0)),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.state}"
+
+
+class DisputeState(models.TextChoices):
+    OPEN = "open", "Open"
+    WON = "won", "Won"
+    LOST = "lost", "Lost"
+
+
+DISPUTE_MACHINE = Machine(
+    "dispute",
+    {DisputeState.OPEN: {DisputeState.WON, DisputeState.LOST}, DisputeState.WON: set(), DisputeState.LOST: set()},
+)
+
+
+class PaymentDispute(models.Model):
+    """A payment that its card's holder disputes: the bank takes the money, until the dispute is won."""
+
+    id = models.CharField(primary_key=True, max_length=255)  # the provider's
+    top_up = models.ForeignKey(TopUp, on_delete=models.PROTECT, related_name="disputes")
+    organisation = models.ForeignKey(Organisation, on_delete=models.PROTECT, related_name="payment_disputes")
+    amount_uusd = models.BigIntegerField()
+    from_cash_uusd = models.BigIntegerField()
+    owed_uusd = models.BigIntegerField()
+    state = models.CharField(max_length=4, choices=DisputeState.choices, default=DisputeState.OPEN)
+    opened_at = models.DateTimeField()
+    closed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="dispute_is_paid_by_somebody",
+                condition=Q(amount_uusd=F("from_cash_uusd") + F("owed_uusd"), from_cash_uusd__gte=0, owed_uusd__gte=0),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.state}"

@@ -13,7 +13,19 @@ from django.db.models import Count, F, Max, Min, Q, QuerySet, Sum
 from django.db.models.functions import TruncDate
 
 from marketplace.accounts.models import Organisation
-from marketplace.billing.models import AccountKind, LedgerAccount, Normal, Phase, TopUp, Transfer, TransferKind
+from marketplace.billing.models import (
+    AccountKind,
+    CardRefund,
+    LedgerAccount,
+    Normal,
+    Payout,
+    PayoutState,
+    Phase,
+    SellerAccount,
+    TopUp,
+    Transfer,
+    TransferKind,
+)
 from marketplace.core.errors import NotFound
 
 Period = tuple[datetime, datetime]
@@ -24,6 +36,7 @@ BALANCE_OF: dict[str, str] = {
     AccountKind.ESCROW: "held_uusd",
     AccountKind.SELLER_ACCRUED: "earned_uusd",
     AccountKind.SELLER_PAYABLE: "payable_uusd",
+    AccountKind.SELLER_RESERVE: "reserve_uusd",
 }
 # One side's view of a transfer, where it differs from the transfer's own name.
 WORDS_PAYING: dict[int, str] = {TransferKind.CAPTURE: "Usage", TransferKind.FEE: "Usage"}
@@ -31,6 +44,7 @@ WORDS_RECEIVING: dict[int, str] = {
     TransferKind.CAPTURE: "Earned",
     TransferKind.DEPOSIT: "Top-up",
     TransferKind.MATURE: "Became payable",
+    TransferKind.SELLER_REFUND: "Refund",
 }
 
 
@@ -40,6 +54,7 @@ class Balances:
     held_uusd: int = 0  # in escrow for jobs and leases
     earned_uusd: int = 0  # by our islands, still in the dispute window
     payable_uusd: int = 0  # to us, at the next payout
+    reserve_uusd: int = 0  # of our first sales, kept for a while
 
     def add(self, name: str, amount_uusd: int) -> None:
         setattr(self, name, getattr(self, name) + amount_uusd)
@@ -106,6 +121,24 @@ def top_up_for(organisation: Organisation, top_up_id: str) -> TopUp:
     if found is None:
         raise NotFound("there is no such top-up")
     return found
+
+
+def payouts_of(organisation: Organisation) -> QuerySet[Payout]:
+    return Payout.objects.filter(organisation=organisation).order_by("-created_at", "-pk")
+
+
+def paid_out_uusd(organisation: Organisation) -> int:
+    """In all, less what was taken back."""
+    paid = payouts_of(organisation).filter(state__in=[PayoutState.PAID, PayoutState.REVERSED]).order_by()
+    return int(paid.aggregate(total=Sum(F("amount_uusd") - F("reversed_uusd")))["total"] or 0)
+
+
+def seller_account_of(organisation: Organisation) -> SellerAccount | None:
+    return SellerAccount.objects.filter(organisation=organisation).first()
+
+
+def card_refunds_of(organisation: Organisation) -> QuerySet[CardRefund]:
+    return CardRefund.objects.filter(organisation=organisation).order_by("-created_at", "-pk")
 
 
 def _lines(moved: QuerySet[Transfer], organisation: Organisation) -> list[Line]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from celery import shared_task
 
 from marketplace.billing.services import inbox
+from marketplace.billing.services.card_refunds import sweep_refunds
 from marketplace.billing.services.maturing import mature_earnings, release_reserves
+from marketplace.billing.services.payouts import sweep_payouts
+from marketplace.billing.services.settling import settle_payments
 from marketplace.billing.services.topups import reconcile_top_ups
 from marketplace.core.clock import database_now
 
@@ -15,6 +18,15 @@ def drain_inbox() -> None:
     """Act on what the payment provider told, and ask it where it told nothing."""
     inbox.drain(database_now())
     reconcile_top_ups(database_now())
+
+
+@shared_task(name="marketplace.billing.tasks.pay")
+def pay() -> None:
+    """Money becomes available, goes back to cards and out to sellers."""
+    now = database_now()
+    settle_payments(now)
+    sweep_refunds(now)
+    sweep_payouts(now)
 
 
 @shared_task(name="marketplace.billing.tasks.mature")

@@ -35,6 +35,7 @@ BALANCES = (
     ("held_uusd", "Held", "for jobs and leases; the rest comes back"),
     ("earned_uusd", "Earned", "in the dispute window"),
     ("payable_uusd", "Payable", "with the next payout"),
+    ("reserve_uusd", "In reserve", "of your first sales, for a while"),
 )
 # What a reference's prefix says, and the page that shows it.
 PAGE_OF = {
@@ -42,6 +43,9 @@ PAGE_OF = {
     "ord": ("Order", "trading:order"),
     "job": ("Job", "training:job"),
     "pi": ("Card payment", None),
+    "pyt": ("Payout", None),
+    "rfd": ("Card refund", None),
+    "du": ("Dispute", None),
 }
 
 
@@ -143,7 +147,11 @@ def _statement_page(
     labels = {name: label for name, label, _ in BALANCES}
     amounts = [amount for row in (found.opening, *(line.moved for line in found.lines)) for _, amount in row.items()]
     context = {
-        "balances": [(label, getattr(have, name), words) for name, label, words in BALANCES],
+        "balances": [
+            (label, getattr(have, name), words)
+            for name, label, words in BALANCES
+            if name != "reserve_uusd" or have.reserve_uusd
+        ],
         "held": [(*_page_of(ref), ref, amount) for ref, amount in selectors.held_for(actor.organisation)],
         "total_uusd": sum(amount for _, amount in have.items()),
         "columns": [labels[name] for name in shown],

@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 
-from tests.fakes.stripe_page import payment_page
+from tests.fakes.stripe_page import onboarding_page, payment_page
 
 RETRY_FIRST_S, RETRY_MOST_S, DELIVERIES_MOST = 0.1, 5.0, 200
 SESSION_S = 24 * 3600
@@ -66,6 +66,11 @@ class FakeStripe:
     sessions: dict[str, Json] = field(default_factory=dict)
     intents: dict[str, Json] = field(default_factory=dict)
     balance: dict[str, Json] = field(default_factory=dict)
+    accounts: dict[str, Json] = field(default_factory=dict)
+    links: dict[str, Json] = field(default_factory=dict)
+    transfers: dict[str, Json] = field(default_factory=dict)
+    refunds: dict[str, Json] = field(default_factory=dict)
+    disputes: dict[str, Json] = field(default_factory=dict)
     events: dict[str, Json] = field(default_factory=dict)
     answers: dict[str, tuple[str, Answer]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
@@ -73,6 +78,7 @@ class FakeStripe:
     delivered: list[tuple[str, int]] = field(default_factory=list)  # (event id, status), in the order of the answers
     requests: list[str] = field(default_factory=list)
     mode: str = "deliver"  # deliver | hold | twice
+    settles_after_s: float = 0  # a payment is available so long after it was made
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -116,6 +122,41 @@ class FakeStripe:
         """Another amount than was asked for, as after a mistake in somebody's dashboard."""
         self.sessions[session_id]["amount_total"] = cents
 
+    def dispute(self, intent_id: str) -> str:
+        """A card's holder says that they did not pay: the bank takes the money at once."""
+        with self._lock:
+            intent, name = self.intents[intent_id], self._name("du")
+            self.disputes[name] = {
+                "id": name,
+                "object": "dispute",
+                "amount": intent["amount"],
+                "currency": "usd",
+                "payment_intent": intent_id,
+                "charge": intent["latest_charge"],
+                "status": "needs_response",
+                "created": int(time.time()),
+            }
+            self._book("adjustment", name, -intent["amount"], 0)
+            self._tell("charge.dispute.created", self.disputes[name])
+            return name
+
+    def decide(self, dispute_id: str, won: bool) -> None:
+        with self._lock:
+            dispute = self.disputes[dispute_id]
+            dispute["status"] = "won" if won else "lost"
+            if won:
+                self._book("adjustment", dispute_id, dispute["amount"], 0)
+            self._tell("charge.dispute.closed", dispute)
+
+    def reverse(self, transfer_id: str, cents: int) -> None:
+        """Take a part of a transfer back from its seller."""
+        with self._lock:
+            transfer = self.transfers[transfer_id]
+            transfer["amount_reversed"] += cents
+            transfer["reversed"] = transfer["amount_reversed"] == transfer["amount"]
+            self._book("transfer_refund", transfer_id, cents, 0)
+            self._tell("transfer.reversed", transfer)
+
     # ------------------------------------------------------------------------------------------------------- the API
 
     def call(self, method: str, path: str, query: Json, form: Json, key: str, idempotency_key: str) -> Answer:
@@ -146,6 +187,7 @@ class FakeStripe:
             return Answer(0, {}) if fault == "drop" else answer
 
     def _route(self, method: str, parts: list[str], query: Json, form: Json) -> Answer:
+        self._ripen()
         match method, parts:
             case "POST", ["checkout", "sessions"]:
                 return self._create_session(form)
@@ -155,7 +197,33 @@ class FakeStripe:
             case "POST", ["checkout", "sessions", name, "expire"] if name in self.sessions:
                 return self._expire(name)
             case "GET", ["payment_intents", name]:
-                return self._found(self.intents, name, "payment_intent")
+                return self._payment(name, query)
+            case "POST", ["accounts"]:
+                return self._create_account(form)
+            case "GET", ["accounts", name]:
+                return self._found(self.accounts, name, "account")
+            case "POST", ["account_links"]:
+                return self._create_link(form)
+            case "POST", ["transfers"]:
+                return self._create_transfer(form)
+            case "GET", ["transfers"]:
+                group = query.get("transfer_group")
+                rows = {key: row for key, row in self.transfers.items() if group in (None, row["transfer_group"])}
+                return self._list(rows, "/v1/transfers", query)
+            case "GET", ["transfers", name]:
+                return self._found(self.transfers, name, "transfer")
+            case "POST", ["refunds"]:
+                return self._create_refund(form)
+            case "GET", ["refunds"]:
+                intent = query.get("payment_intent")
+                rows = {key: row for key, row in self.refunds.items() if intent in (None, row["payment_intent"])}
+                return self._list(rows, "/v1/refunds", query)
+            case "GET", ["refunds", name]:
+                return self._found(self.refunds, name, "refund")
+            case "GET", ["disputes", name]:
+                return self._found(self.disputes, name, "dispute")
+            case "GET", ["balance"]:
+                return Answer(200, self._funds())
             case "GET", ["events", name]:
                 return self._found(self.events, name, "event")
             case "GET", ["events"]:
@@ -251,22 +319,10 @@ class FakeStripe:
                 self._tell("payment_intent.payment_failed", intent)
                 return str(session["cancel_url"] or session["success_url"])
             cents = session["amount_total"]
-            charge, moved = self._name("ch"), self._name("txn")
+            charge = self._name("ch")
             intent.update(status="succeeded", amount=cents, amount_received=cents, latest_charge=charge)
             intent["last_payment_error"] = None
-            fee = cents * 29 // 1000 + 30
-            self.balance[moved] = {
-                "id": moved,
-                "object": "balance_transaction",
-                "type": "charge",
-                "source": charge,
-                "amount": cents,
-                "fee": fee,
-                "net": cents - fee,
-                "currency": session["currency"],
-                "status": "pending",
-                "created": int(time.time()),
-            }
+            self._book("charge", charge, cents, cents * 29 // 1000 + 30, self.settles_after_s)
             session.update(status="complete", payment_status="paid", url=None)
             self._tell("payment_intent.succeeded", intent)
             self._tell("checkout.session.completed", session)
@@ -291,6 +347,141 @@ class FakeStripe:
                 "created": int(time.time()),
             }
         return self.intents[session["payment_intent"]]
+
+    # ------------------------------------------------------------------------------------- balance, sellers, money out
+
+    def _book(self, kind: str, source: str, cents: int, fee: int, after_s: float = 0) -> None:
+        moved = self._name("txn")
+        self.balance[moved] = {
+            "id": moved,
+            "object": "balance_transaction",
+            "type": kind,
+            "source": source,
+            "amount": cents,
+            "fee": fee,
+            "net": cents - fee,
+            "currency": "usd",
+            "status": "pending" if after_s else "available",
+            "available_on": int(time.time() + after_s),
+            "created": int(time.time()),
+        }
+
+    def _ripen(self) -> None:
+        for row in self.balance.values():
+            if row["status"] == "pending" and row["available_on"] <= time.time():
+                row["status"] = "available"
+
+    def _funds(self) -> Json:
+        def of(status: str) -> list[Json]:
+            cents = sum(row["net"] for row in self.balance.values() if row["status"] == status)
+            return [{"amount": cents, "currency": "usd", "source_types": {"card": cents}}]
+
+        return {"object": "balance", "livemode": False, "available": of("available"), "pending": of("pending")}
+
+    def _payment(self, name: str, query: Json) -> Answer:
+        found = self._found(self.intents, name, "payment_intent")
+        wanted = query.get("expand", {}).values()
+        if found.status != 200 or "latest_charge.balance_transaction" not in wanted:
+            return found
+        charge = found.body["latest_charge"]
+        moved = next((row for row in self.balance.values() if row["source"] == charge), None)
+        whole = {"id": charge, "object": "charge", "amount": found.body["amount"], "balance_transaction": moved}
+        return Answer(200, {**found.body, "latest_charge": whole if charge else None})
+
+    def _create_account(self, form: Json) -> Answer:
+        if form.get("type") != "express":
+            return refusal(400, "Invalid type: must be one of custom, express, or standard.", "parameter_invalid")
+        name = self._name("acct")
+        self.accounts[name] = {
+            "id": name,
+            "object": "account",
+            "type": "express",
+            "details_submitted": False,
+            "charges_enabled": False,
+            "payouts_enabled": False,
+            "metadata": form.get("metadata", {}),
+            "requirements": {"currently_due": ["individual.first_name", "external_account"], "errors": []},
+            "created": int(time.time()),
+        }
+        return Answer(200, self.accounts[name])
+
+    def _create_link(self, form: Json) -> Answer:
+        account = self.accounts.get(str(form.get("account")))
+        if account is None:
+            return refusal(404, f"No such account: '{form.get('account')}'", "resource_missing")
+        name = self._name("link")
+        self.links[name] = {"account": account["id"], "return_url": form["return_url"], "used": False}
+        now_s = int(time.time())
+        body = {"object": "account_link", "created": now_s, "expires_at": now_s + 300}
+        return Answer(200, {**body, "url": f"{self.url}/setup/e/{name}"})
+
+    def onboard(self, link: str) -> str | None:
+        """What a seller does on the provider's page; where it takes them, or None for a link that is no more."""
+        with self._lock:
+            row = self.links.get(link)
+            if row is None or row["used"]:
+                return None
+            row["used"] = True
+            account = self.accounts[row["account"]]
+            account.update(details_submitted=True, payouts_enabled=True)
+            account["requirements"]["currently_due"] = []
+            self._tell("account.updated", account)
+            return str(row["return_url"])
+
+    def _create_transfer(self, form: Json) -> Answer:
+        account = self.accounts.get(str(form.get("destination")))
+        cents = int(form.get("amount", 0))
+        if account is None:
+            return refusal(400, f"No such destination: '{form.get('destination')}'", "resource_missing_destination")
+        if not account["payouts_enabled"]:
+            message = "Your destination account needs to have the `transfers` capability enabled."
+            return refusal(400, message, "insufficient_capabilities_for_transfer")
+        if self._funds()["available"][0]["amount"] < cents:
+            return refusal(400, "You have insufficient available funds in your Stripe account.", "balance_insufficient")
+        name = self._name("tr")
+        self.transfers[name] = {
+            "id": name,
+            "object": "transfer",
+            "amount": cents,
+            "amount_reversed": 0,
+            "reversed": False,
+            "currency": form["currency"],
+            "destination": account["id"],
+            "transfer_group": form.get("transfer_group"),
+            "metadata": form.get("metadata", {}),
+            "created": int(time.time()),
+        }
+        self._book("transfer", name, -cents, 0)
+        self._tell("transfer.created", self.transfers[name])
+        return Answer(200, self.transfers[name])
+
+    def _create_refund(self, form: Json) -> Answer:
+        intent = self.intents.get(str(form.get("payment_intent")))
+        if intent is None:
+            return refusal(404, f"No such payment_intent: '{form.get('payment_intent')}'", "resource_missing")
+        cents = int(form.get("amount") or intent["amount"])
+        before = sum(row["amount"] for row in self.refunds.values() if row["payment_intent"] == intent["id"])
+        disputed = any(row["payment_intent"] == intent["id"] for row in self.disputes.values())
+        if disputed:
+            return refusal(400, "The charge has been charged back; cannot issue a refund.", "charge_disputed")
+        if before + cents > intent["amount_received"]:
+            message = f"Refund amount (${cents / 100:.2f}) is greater than unrefunded amount on charge."
+            return refusal(400, message, "charge_already_refunded")
+        name = self._name("re")
+        self.refunds[name] = {
+            "id": name,
+            "object": "refund",
+            "amount": cents,
+            "currency": "usd",
+            "payment_intent": intent["id"],
+            "charge": intent["latest_charge"],
+            "metadata": form.get("metadata", {}),
+            "status": "succeeded",
+            "created": int(time.time()),
+        }
+        self._book("refund", name, -cents, 0)
+        self._tell("refund.created", self.refunds[name])
+        return Answer(200, self.refunds[name])
 
     def _name(self, prefix: str) -> str:
         # The clock's part keeps names of two lives of this process apart: its books are gone with it, ours are not.
@@ -354,6 +545,9 @@ class Handler(BaseHTTPRequestHandler):
             self._api("GET", {})
         elif path.startswith("/c/pay/"):
             self._answer(*self.fake.page(path.removeprefix("/c/pay/")), "text/html; charset=utf-8")
+        elif path.startswith("/setup/e/"):
+            link = self.fake.links.get(path.removeprefix("/setup/e/"))
+            self._answer(*onboarding_page(link), "text/html; charset=utf-8")
         else:
             counts = {"sessions": len(self.fake.sessions), "events": len(self.fake.events), "held": len(self.fake.held)}
             self._answer(200, json.dumps(counts))
@@ -366,6 +560,13 @@ class Handler(BaseHTTPRequestHandler):
             self._api("POST", form)
         elif path.startswith("/c/pay/"):
             self._press(path.removeprefix("/c/pay/"), str(form.get("button", "pay")))
+        elif path.startswith("/setup/e/"):
+            name = path.removeprefix("/setup/e/")
+            target = self.fake.onboard(name)
+            if target is None:
+                self._answer(*onboarding_page(None), "text/html; charset=utf-8")
+            else:
+                self._answer(303, "", headers={"Location": target})
         elif path == "/_control":
             self._control(form)
         else:
@@ -391,13 +592,19 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(303, "", headers={"Location": target})
 
     def _control(self, form: Json) -> None:
-        """fail=429,500,drop | webhooks=deliver,hold,twice | release=1 | session=cs_...&cents=N"""
+        """fail=429,500,drop | webhooks=deliver,hold,twice | release=1 | session=cs_...&cents=N | dispute=pi_... |
+        won=du_... | lost=du_..."""
         if form.get("fail"):
             self.fake.fail_next(*form["fail"].split(","))
         if form.get("webhooks"):
             self.fake.webhooks(form["webhooks"])
         if form.get("release"):
             self.fake.release()
+        if form.get("dispute"):
+            self.fake.dispute(form["dispute"])
+        for outcome in ("won", "lost"):
+            if form.get(outcome):
+                self.fake.decide(form[outcome], won=outcome == "won")
         if form.get("session"):
             self.fake.tamper(form["session"], int(form["cents"]))
         self._answer(200, "{}")

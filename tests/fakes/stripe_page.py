@@ -1,4 +1,4 @@
-"""The page of the stand-in on which a person pays: one sentence, two buttons and a way back."""
+"""The pages of the stand-in: where a person pays, and where a seller says who they are."""
 
 from __future__ import annotations
 
@@ -37,3 +37,12 @@ def payment_page(session: dict[str, Any] | None, problem: str = "") -> tuple[int
 <p><a href="{back}">Back without paying</a></p>
 <p><small>A stand-in for Stripe that runs on this machine. No card is charged.</small></p>"""
     return 200, PAGE.format(title=amount, body=body)
+
+
+def onboarding_page(link: dict[str, Any] | None) -> tuple[int, str]:
+    if link is None or link["used"]:
+        return 410, PAGE.format(title="Link expired", body="<p>This link was used, or has expired.</p>")
+    body = """<p>Payouts</p><h1>Who are you?</h1>
+<form method="post"><button name="button" value="done">I am a seller with a bank account</button></form>
+<p><small>A stand-in for Stripe that runs on this machine. Nobody is asked for anything.</small></p>"""
+    return 200, PAGE.format(title="Set up payouts", body=body)

@@ -10,7 +10,10 @@ import logging
 from datetime import datetime, timedelta
 
 from marketplace.billing.gateway import Message
-from marketplace.billing.models import StripeEvent, TopUp
+from marketplace.billing.models import SellerAccount, StripeEvent, TopUp
+from marketplace.billing.services.card_refunds import follow_refund
+from marketplace.billing.services.disputes import follow_dispute
+from marketplace.billing.services.payouts import follow_transfer, refresh_seller_account
 from marketplace.billing.services.topups import settle_top_up
 from marketplace.core.errors import Problem
 from marketplace.core.wake import wake
@@ -20,13 +23,18 @@ logger = logging.getLogger(__name__)
 TASK = "marketplace.billing.tasks.drain_inbox"
 CHECKOUT = "checkout.session."
 PAYMENT = "payment_intent."
+ACCOUNT = "account."
+TRANSFER = "transfer."
+REFUND = ("refund.", "charge.refund.")
+DISPUTE = "charge.dispute."
+OURS = (CHECKOUT, PAYMENT, ACCOUNT, TRANSFER, *REFUND, DISPUTE)
 RETRY_FIRST, RETRY_MOST = timedelta(seconds=5), timedelta(hours=1)
 BATCH = 100
 
 
 def take(message: Message, now: datetime) -> bool:
     """Store a verified message and wake who acts on it; False: it is known already."""
-    of_ours = message.kind.startswith((CHECKOUT, PAYMENT))
+    of_ours = message.kind.startswith(OURS)
     _, new = StripeEvent.objects.get_or_create(
         id=message.id,
         defaults={
@@ -65,11 +73,26 @@ def drain(now: datetime) -> int:
 
 def _act(event: StripeEvent, now: datetime) -> str:
     """Returns what there was to remark, if anything."""
+    known: object
+    if event.kind.startswith(ACCOUNT):
+        row = SellerAccount.objects.select_related("organisation").filter(account_id=event.object_id).first()
+        known = row and refresh_seller_account(row.organisation, now)
+    elif event.kind.startswith(TRANSFER):
+        known = follow_transfer(event.object_id, now)
+    elif event.kind.startswith(REFUND):
+        known = follow_refund(event.object_id, now)
+    elif event.kind.startswith(DISPUTE):
+        known = follow_dispute(event.object_id, now)
+    else:
+        known = _act_on_payment(event, now)
+    return "" if known is not None else "nothing of ours"  # the provider's account also serves others
+
+
+def _act_on_payment(event: StripeEvent, now: datetime) -> TopUp | None:
     is_checkout = event.kind.startswith(CHECKOUT)
     top_up = TopUp.objects.filter(pk=event.order_ref).first()
     if top_up is None and is_checkout:
         top_up = TopUp.objects.filter(checkout_id=event.object_id).first()
     if top_up is None:
-        return "no top-up of ours"  # the provider's account also serves others
-    settle_top_up(top_up.pk, now, checkout_id=event.object_id if is_checkout else "")
-    return ""
+        return None
+    return settle_top_up(top_up.pk, now, checkout_id=event.object_id if is_checkout else "")

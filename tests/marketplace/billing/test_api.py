@@ -42,6 +42,7 @@ def test_a_top_up_is_asked_for_paid_and_seen(api: Api, stripe: FakeStripe, pay: 
         "held_uusd": 0,
         "earned_uusd": 0,
         "payable_uusd": 0,
+        "reserve_uusd": 0,
     }
 
 
