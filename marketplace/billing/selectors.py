@@ -46,6 +46,8 @@ WORDS_RECEIVING: dict[int, str] = {
     TransferKind.MATURE: "Became payable",
     TransferKind.SELLER_REFUND: "Refund",
 }
+# Lines of the seller's side: what they refer to is the buyer's.
+OF_SALES = frozenset({"Earned", "Became payable", "Kept in reserve", TransferKind.SELLER_REFUND.label})
 
 
 @dataclass

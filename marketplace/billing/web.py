@@ -179,6 +179,8 @@ def _days(found: selectors.Statement, shown: list[str], labels: dict[str, str]) 
     days: dict[Any, list[dict[str, Any]]] = {}
     for line in found.lines:
         label, url = _page_of(line.ref)
+        if line.what in selectors.OF_SALES:
+            url = ""  # the page of what was sold is its buyer's
         first, last = (f"{at.astimezone(UTC):%H:%M}" for at in (line.first_at, line.last_at))
         row = {
             "line": line,
