@@ -19,6 +19,7 @@ from marketplace.trading.models import Allocation, Contract, Lease, LeasePurpose
 from marketplace.trading.orders import Wanted
 from marketplace.trading.services import end_lease, extend, place_order
 from marketplace.trading.services.renting import Wish, _rent
+from marketplace.trading.services.trades import SLOT_WALL
 from tests.marketplace.trading.market import GPU_MINUTE, USD, at, cash_uusd, funded, leased, make_island
 from tests.servers import wait_until
 
@@ -74,6 +75,41 @@ def test_fifty_buyers_of_the_last_gpu_and_one_wins() -> None:
     assert len(one_won(buyers, outcomes)) == 49
 
 
+def all_at_the_door(island: Island, buyers: list[Organisation], *, locked: bool, waiting: int) -> list[Lease | Problem]:
+    """Let them rent, with the door to the slots held shut until `waiting` of them stand at it."""
+    with ThreadPoolExecutor(len(buyers)) as pool:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("LOCK TABLE trading_allocation IN SHARE MODE")
+            pending = [pool.submit(rent_once, buyer, island, locked=locked) for buyer in buyers]
+            standing = 0
+            while standing < waiting:
+                cursor.execute(
+                    "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'trading_allocation'::regclass"
+                )
+                (standing,) = cursor.fetchone()
+            assert standing == waiting
+        return [future.result(timeout=60) for future in pending]
+
+
+def test_with_neither_locks_nor_constraint_the_race_does_happen() -> None:
+    """The control: if the last GPU is not sold twice here, the tests beside this one prove nothing."""
+    island = make_island(gpu_count=1)
+    cancelled = leased(funded("first"), island, start=100, end=101)
+    end_lease(cancelled.pk, reason="cancelled", by="test", now=at(0))
+    buyers = [funded(f"buyer {number}") for number in range(4)]
+    wall = next(each for each in Allocation._meta.constraints if each.name == SLOT_WALL)
+    with connection.schema_editor() as editor:
+        editor.remove_constraint(Allocation, wall)
+    try:
+        outcomes = all_at_the_door(island, buyers, locked=False, waiting=len(buyers))
+        rented = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
+        assert len(rented) > 1
+    finally:
+        Allocation.objects.all().delete()
+        with connection.schema_editor() as editor:
+            editor.add_constraint(Allocation, wall)
+
+
 @pytest.mark.parametrize("locked", [True, False])
 def test_the_constraint_refuses_what_the_locks_let_through(locked: bool) -> None:
     """Every buyer reads the GPU as free, then all write: the door to the slots is held shut until they stand at it.
@@ -85,19 +121,7 @@ def test_the_constraint_refuses_what_the_locks_let_through(locked: bool) -> None
     cancelled = leased(funded("first"), island, start=100, end=101)
     end_lease(cancelled.pk, reason="cancelled", by="test", now=at(0))
     buyers = [funded(f"buyer {number}") for number in range(4)]
-    with ThreadPoolExecutor(len(buyers)) as pool:
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("LOCK TABLE trading_allocation IN SHARE MODE")
-            pending = [pool.submit(rent_once, buyer, island, locked=locked) for buyer in buyers]
-            waiting = {True: 1, False: len(buyers)}[locked]
-            standing = 0
-            while standing < waiting:
-                cursor.execute(
-                    "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'trading_allocation'::regclass"
-                )
-                (standing,) = cursor.fetchone()
-            assert standing == waiting
-        outcomes = [future.result(timeout=60) for future in pending]
+    outcomes = all_at_the_door(island, buyers, locked=locked, waiting=1 if locked else len(buyers))
     rented = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
     refused = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
     assert len(rented) == 1
