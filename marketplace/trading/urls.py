@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from django.urls import path
 
-from marketplace.trading import api, order_api, order_web, sale_web, web
+from marketplace.trading import api, market_api, market_web, order_api, order_web, sale_web, web
 
 app_name = "trading"
 
 urlpatterns = [
+    path("market/<str:gpu_id>", market_web.class_market, name="class_market"),
     path("islands/<str:island_id>/rent", web.rent, name="rent"),
     path("orders", order_web.orders, name="orders"),
     path("orders/new", order_web.new_order, name="new_order"),
@@ -23,6 +24,12 @@ urlpatterns = [
     path("leases/<str:lease_id>/sell", sale_web.sell, name="sell"),
     path("leases/<str:lease_id>/sell/preview", sale_web.preview, name="sale_preview"),
     path("api/v1/islands-on-offer", api.IslandsOnOffer.as_view(), name="api_islands_on_offer"),
+    path("api/v1/market", market_api.ClassesView.as_view(), name="api_market"),
+    path("api/v1/market/<str:gpu>/depth", market_api.DepthView.as_view(), name="api_depth"),
+    path("api/v1/market/<str:gpu>/supply", market_api.SupplyView.as_view(), name="api_supply"),
+    path("api/v1/fills", market_api.FillsView.as_view(), name="api_fills"),
+    path("api/v1/indices", market_api.DaysView.as_view(), name="api_indices"),
+    path("api/v1/positions", market_api.PositionsView.as_view(), name="api_positions"),
     path("api/v1/orders", order_api.OrdersView.as_view(), name="api_orders"),
     path("api/v1/orders/preview", order_api.OrderPreviewView.as_view(), name="api_order_preview"),
     path("api/v1/orders/<str:order_id>", order_api.OrderView.as_view(), name="api_order"),
