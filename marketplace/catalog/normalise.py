@@ -54,6 +54,15 @@ def link_key(raw_link: str | None) -> str:
     return LINKS.get(squashed, squashed)
 
 
+def form_key(raw_name: str, raw_link: str | None) -> tuple[str, str]:
+    """A name without the words of its form, and the form, which sources print in either place: "H100 SXM5" and "H100"
+    with the link "SXM5" are both ("h100", "sxm")."""
+    words = re.split(r"[^A-Za-z0-9.]+", raw_name)
+    forms = [word for word in words if word.lower() in LINKS]
+    bare = " ".join(word for word in words if word not in forms)
+    return name_key(bare), link_key(forms[0] if forms else raw_link)
+
+
 class AliasTable:
     """All spellings we know, asked for the GPU of a listing."""
 
@@ -65,7 +74,7 @@ class AliasTable:
             known = self._exact.setdefault(key, alias)
             if known.gpu != alias.gpu:
                 raise ValueError(f"{alias.raw_name!r} means both {known.gpu} and {alias.gpu}")
-            self._by_name.setdefault((name_key(alias.raw_name), link_key(alias.raw_link)), []).append(alias)
+            self._by_name.setdefault(form_key(alias.raw_name, alias.raw_link), []).append(alias)
 
     def find(self, raw_name: str, vram_gib: Decimal | None, raw_link: str | None) -> Match | None:
         """The GPU of a listing; None when no spelling we know fits, which a person has to look at.
@@ -81,7 +90,7 @@ class AliasTable:
             return None
         near = [
             alias
-            for alias in self._by_name.get((name_key(raw_name), link_key(raw_link)), [])
+            for alias in self._by_name.get(form_key(raw_name, raw_link), [])
             if _close(alias.raw_vram_gib, vram_gib)
         ]
         if len({alias.gpu for alias in near}) != 1:

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 MEDIAN_WINDOW = timedelta(days=30)
 UPDATED_FIELDS = [field.name for field in Offer._meta.concrete_fields if not field.primary_key]
+WIDTHS = {field.name: field.max_length for field in Offer._meta.concrete_fields}
 # Refreshes wait for each other: two that judge the same previous rows would both be half right.
 REFRESH_LOCK = 0x6361_7461
 
@@ -152,6 +153,8 @@ def _offers_of(listings: Sequence[RawListing]) -> dict[str, Offer]:
     vram_by_gpu = dict(GpuModel.objects.values_list("id", "vram_gib"))
     offers: dict[str, Offer] = {}
     for listing in listings:
+        if listing.gpus < 1:
+            continue  # a machine without GPUs is nothing this catalogue is about
         offer = _offer_of(listing, table, vram_by_gpu)
         other = offers.get(offer.offer_uid)
         if other is None or _price_order(offer) < _price_order(other):
@@ -174,19 +177,16 @@ def _offer_of(listing: RawListing, table: AliasTable, vram_by_gpu: dict[str, int
     identity = (listing.upstream_sku, place, listing.gpus, listing.pricing_model, listing.tier)
     return Offer(
         offer_uid=offer_uid(listing.channel, *identity),
-        # The same machines through another door share everything but the door.
-        dedupe_group=offer_uid(
-            listing.upstream, gpu or listing.gpu_name, place, listing.gpus, listing.pricing_model, listing.tier
-        ),
+        dedupe_group=_group(listing, gpu, place),
         channel_id=listing.channel,
-        upstream=listing.upstream,
-        upstream_sku=listing.upstream_sku,
+        upstream=_cut("upstream", listing.upstream),
+        upstream_sku=_cut("upstream_sku", listing.upstream_sku),
         gpu_id=gpu,
-        gpu_name_raw=listing.gpu_name,
+        gpu_name_raw=_cut("gpu_name_raw", listing.gpu_name),
         gpu_flags=list(match.flags) if match else [],
         vram_gib=vram_by_gpu.get(gpu) if gpu else _whole(listing.vram_gib),
         gpus_per_node=listing.gpus,
-        intra_link=listing.link,
+        intra_link=_cut("intra_link", listing.link),
         vcpus=listing.vcpus,
         ram_mib=listing.ram_mib,
         price_uusd_per_gpu_hour=price_uusd_per_gpu_hour(price, per),
@@ -196,13 +196,24 @@ def _offer_of(listing: RawListing, table: AliasTable, vram_by_gpu: dict[str, int
         pricing_model=listing.pricing_model,
         preemptible=listing.preemptible,
         stock_lower_bound=stock_lower_bound(listing.stock),
-        region_raw=listing.region,
-        data_centre_raw=listing.data_centre,
+        resale_allowed=listing.resale_allowed,
+        region_raw=_cut("region_raw", listing.region),
+        data_centre_raw=_cut("data_centre_raw", listing.data_centre),
         country=listing.country,
-        tier=listing.tier,
+        tier=_cut("tier", listing.tier),
         observed_at=listing.observed_at,
         source_url=listing.source_url,
         raw=listing.raw,
+    )
+
+
+def _group(listing: RawListing, gpu: str | None, place: str) -> str:
+    """What is the same cards: slices of one machine, where the source tells; else the same machines through another
+    door, which share everything but the door."""
+    if listing.machine:
+        return offer_uid(listing.upstream, "machine", listing.machine, 0, "", "")
+    return offer_uid(
+        listing.upstream, gpu or listing.gpu_name, place, listing.gpus, listing.pricing_model, listing.tier
     )
 
 
@@ -268,6 +279,11 @@ def _write(offers: dict[str, Offer], known: dict[str, Offer], now: datetime, wit
 
 def _int_or_none(text: str) -> int | None:
     return int(text) if text else None
+
+
+def _cut(field: str, text: str) -> str:
+    """What fits the column: one source's long word must not cost a whole refresh. All of it is in `raw`."""
+    return text[: WIDTHS[field]]
 
 
 def _whole(value: Decimal | None) -> int | None:

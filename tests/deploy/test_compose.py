@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from marketplace.catalog.feeds.configured import LIVE
 from marketplace.celery import QUEUES
 from marketplace.devstack import services
 from marketplace.devstack.services import BUCKET_VARIABLES, COMMON_VARIABLES, Service
@@ -55,8 +56,9 @@ def test_a_service_has_every_variable_it_needs(service: Service, compose: dict[s
 
 @pytest.mark.parametrize("service", OURS, ids=lambda service: service.name)
 def test_no_variable_is_one_that_nobody_reads(service: Service, compose: dict[str, Any]) -> None:
+    keys = {f"{name}_API_KEY" for name, *_ in LIVE}
     read = set(re.findall(r'env_(?:text|int|flag)\(\s*"([A-Z0-9_]+)"', SETTINGS)) | {"DATABASE_URL", "LIVENESS_FILE"}
-    assert set(compose[service.name]["environment"]) <= read
+    assert set(compose[service.name]["environment"]) <= read | keys
 
 
 @pytest.mark.parametrize("missing", [name for name in COMMON_VARIABLES if name != "DATABASE_URL"])
@@ -105,6 +107,9 @@ def test_the_database_is_of_the_same_major_version(compose: dict[str, Any]) -> N
 
 def test_every_value_the_example_asks_for_is_used() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
-    asked = set(re.findall(r"\$\{([A-Z0-9_]+):\?", text))
+    needed = set(re.findall(r"\$\{([A-Z0-9_]+):\?", text))
+    keys = {f"{name}_API_KEY" for name, *_ in LIVE}
+    passed = set(re.findall(r"\$\{([A-Z0-9_]+):-\}", text))
+    asked = needed | (keys & passed)
     offered = set(re.findall(r"^([A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
     assert asked == offered

@@ -53,6 +53,9 @@ class RawListing:
     ram_mib: int | None = None
     stock: str | int | None = None
     preemptible: bool | None = None
+    resale_allowed: str = "unknown"  # yes | no | unknown
+    # Where a source tells: listings of one machine are of the same cards, however it is cut.
+    machine: str = ""
     raw: dict[str, Any] = field(default_factory=dict)
 
 
