@@ -29,6 +29,7 @@ TIDY_S = 60.0
 PAYMENTS_S = 5.0
 PAYING_S = 60.0
 MATURING_S = 600.0
+AUDIT_S = 600.0
 FEEDS_S = 300.0  # brokers' offers are fresh for ten minutes
 
 
@@ -67,6 +68,8 @@ app.conf.update(
         "drain-inbox": _beat("marketplace.billing.tasks.drain_inbox", PAYMENTS_S, MONEY),
         "pay": _beat("marketplace.billing.tasks.pay", PAYING_S, MONEY),
         "mature": _beat("marketplace.billing.tasks.mature", MATURING_S, MONEY),
+        # Reads the whole ledger, so it waits in no queue in which money waits.
+        "audit": _beat("marketplace.billing.tasks.audit", AUDIT_S, CHORES),
         "refresh-feeds": _beat("marketplace.catalog.tasks.refresh_feeds", FEEDS_S, CHORES),
     },
 )

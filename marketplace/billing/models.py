@@ -610,3 +610,17 @@ class PaymentDispute(models.Model):
 
     def __str__(self) -> str:
         return f"{self.id} {self.state}"
+
+
+class LedgerCheck(models.Model):
+    """One run of the audit, kept so that one can see since when something is wrong."""
+
+    ran_at = models.DateTimeField(db_index=True)
+    took_ms = models.PositiveIntegerField()
+    by = models.CharField(max_length=200)
+    # Of each that found something: {"invariant", "count", "subjects": the first few of them}.
+    broken = models.JSONField(default=list)
+    alarms = models.JSONField(default=list)
+
+    def __str__(self) -> str:
+        return f"{self.ran_at:%Y-%m-%d %H:%M}: {len(self.broken)} broken"

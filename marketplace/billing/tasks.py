@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery import shared_task
 
 from marketplace.billing.services import inbox
+from marketplace.billing.services.audits import run_audit
 from marketplace.billing.services.card_refunds import sweep_refunds
 from marketplace.billing.services.maturing import mature_earnings, release_reserves
 from marketplace.billing.services.payouts import sweep_payouts
@@ -35,3 +36,9 @@ def mature() -> None:
     now = database_now()
     mature_earnings(now)
     release_reserves(now)
+
+
+@shared_task(name="marketplace.billing.tasks.audit")
+def audit() -> None:
+    """Every invariant, on the record; what is broken is an error in the log."""
+    run_audit(database_now())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from marketplace.billing import api, payouts_api, payouts_web, web
+from marketplace.billing import api, desk_web, payouts_api, payouts_web, web
 
 app_name = "billing"
 urlpatterns = [
@@ -16,6 +16,12 @@ urlpatterns = [
     path("money/payouts/set-up", payouts_web.set_up, name="set_up_payouts"),
     path("money/payouts/pay-out", payouts_web.pay_out, name="pay_out"),
     path("money/payouts/refund", payouts_web.refund, name="refund"),
+    path("desk/ledger", desk_web.ledger, name="desk"),
+    path("desk/ledger/audit", desk_web.audit, name="audit"),
+    path("desk/ledger/books", desk_web.books, name="books"),
+    path("desk/corrections", desk_web.corrections, name="corrections"),
+    path("desk/corrections/ask", desk_web.ask, name="ask_correction"),
+    path("desk/corrections/<str:correction>/decide", desk_web.decide, name="decide_correction"),
     path("billing/stripe/webhook", api.stripe_webhook, name="stripe_webhook"),
     path("api/v1/top-ups", api.TopUpsView.as_view(), name="api_top_ups"),
     path("api/v1/top-ups/<str:top_up_id>", api.TopUpView.as_view(), name="api_top_up"),

@@ -23,6 +23,7 @@ from marketplace.billing.models import (
     Phase,
     Transfer,
     TransferKind,
+    correction_id,
 )
 from marketplace.core.errors import Conflict, Forbidden, InvalidInput, NotFound
 from marketplace.core.ids import fact_id
@@ -31,16 +32,30 @@ from marketplace.core.money import format_usd
 
 @transaction.atomic
 def ask_correction(
-    transfer_id: uuid.UUID | str, amount_uusd: int, *, reason: str, by: str, now: datetime
+    transfer_id: uuid.UUID | str, amount_uusd: int, *, reason: str, by: str, now: datetime, key: str | None = None
 ) -> Correction:
+    """Raises InvalidInput at `amount_uusd` or `reason`, NotFound or Conflict at `transfer_id`. A `key` that was used
+    for the same wish gives what was made of it; for another one it is a Conflict."""
     original = _original(transfer_id)
-    left_uusd = original.amount_uusd - _taken_back(original, (CorrectionState.ASKED, CorrectionState.POSTED))
+    known = Correction.objects.filter(pk=key).first() if key else None
+    if known is not None:
+        if (known.original_id, known.amount_uusd, known.asked_by) != (original.pk, amount_uusd, by):
+            raise Conflict("this form was used for another correction", code="ticket_used")
+        return known
+    left = left_uusd(original)
     if not reason.strip():
         raise InvalidInput.at("reason", "say why")
-    if not 0 < amount_uusd <= left_uusd:
-        raise InvalidInput.at("amount_uusd", f"from nothing to {format_usd(left_uusd, 6)}, which is not yet moved back")
+    if not 0 < amount_uusd <= left:
+        raise InvalidInput.at(
+            "amount_uusd", f"more than nothing, and at most the {format_usd(left, 6)} that is not yet moved back"
+        )
     return Correction.objects.create(
-        original=original, amount_uusd=amount_uusd, reason=reason.strip()[:300], asked_by=by, asked_at=now
+        pk=key or correction_id(),
+        original=original,
+        amount_uusd=amount_uusd,
+        reason=reason.strip()[:300],
+        asked_by=by,
+        asked_at=now,
     )
 
 
@@ -85,6 +100,12 @@ def refuse_correction(key: str, *, by: str, now: datetime) -> Correction:
     return row
 
 
+def left_uusd(original: Transfer) -> int:
+    """What of it is neither moved back nor asked to be."""
+    rows = Correction.objects.filter(original=original, state__in=[CorrectionState.ASKED, CorrectionState.POSTED])
+    return original.amount_uusd - int(rows.aggregate(total=Sum("amount_uusd"))["total"] or 0)
+
+
 def _original(transfer_id: uuid.UUID | str) -> Transfer:
     try:
         rows = Transfer.objects.select_for_update(of=("self",), no_key=True).filter(pk=transfer_id)
@@ -114,8 +135,3 @@ def _waiting(key: str) -> Correction:
     if row.state != CorrectionState.ASKED:
         raise Conflict(f"this correction is decided ({row.get_state_display().lower()})", code="decided")
     return row
-
-
-def _taken_back(original: Transfer, states: tuple[str, ...]) -> int:
-    rows = Correction.objects.filter(original=original, state__in=states)
-    return int(rows.aggregate(total=Sum("amount_uusd"))["total"] or 0)

@@ -21,9 +21,9 @@ NOT_STATED = "not stated"
 FULL_DIGITS = 6
 # What a state means to a reader: good, at work, to be looked at, bad, or over.
 TONES = {
-    "good": ("online", "active", "succeeded", "paid", "sealed", "live", "accepted", "filled"),
+    "good": ("online", "active", "succeeded", "paid", "sealed", "live", "accepted", "filled", "done"),
     "busy": ("running", "finishing", "draining", "starting", "training", "open", "processing"),
-    "warn": ("suspect", "waiting", "stopped", "expired", "late"),
+    "warn": ("suspect", "waiting", "stopped", "expired", "late", "partly_kept"),
     "bad": ("lost", "failed", "refused", "revoked"),
 }
 _TONE_OF = {state: tone for tone, states in TONES.items() for state in states}

@@ -51,3 +51,13 @@ def test_an_address_has_one_account(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(CommandError, match="already"):
         add(monkeypatch, "ADA@example.org")
+
+
+def test_an_operator_is_made_of_an_account_that_is_there_and_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    add(monkeypatch, "ada@example.org")
+    call_command("make_operator", "Ada@example.org")
+    assert User.objects.get().is_staff
+    call_command("make_operator", "ada@example.org", no_longer=True)
+    assert not User.objects.get().is_staff
+    with pytest.raises(CommandError, match="no account"):
+        call_command("make_operator", "eve@example.org")
