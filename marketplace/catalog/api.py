@@ -5,6 +5,7 @@ Invariant: reads only; unknown or malformed filters are refused with the field's
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -15,8 +16,9 @@ from rest_framework.pagination import LimitOffsetPagination
 from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.views import APIView
 
-from marketplace.catalog import selectors
+from marketplace.catalog import index, selectors
 from marketplace.catalog.models import FormFactor, GpuModel, Offer, PricingModel, Resale
 from marketplace.core.clock import database_now
 from marketplace.core.errors import FieldProblem, InvalidInput
@@ -160,3 +162,31 @@ class GpuList(generics.ListAPIView[GpuModel]):
     @extend_schema(operation_id="gpus_list")
     def get(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         return super().get(request, *args, **kwargs)
+
+
+class IndexQuery(serializers.Serializer[Any]):
+    gpu = serializers.CharField(max_length=40, help_text="A canonical id (`h100-sxm-80g`).")
+    days = serializers.IntegerField(min_value=1, max_value=index.DAYS_MAX, default=30)
+    spot = serializers.BooleanField(default=False, help_text="Of spot offers instead of those on demand.")
+
+
+class IndexDayOut(serializers.Serializer[Any]):
+    day = serializers.DateField(help_text="In UTC. A day on which nobody is known to have asked is missing.")
+    offers = serializers.IntegerField(help_text="The same cards on several channels count once, at their lowest price.")
+    p10_uusd_per_gpu_hour = serializers.IntegerField()
+    median_uusd_per_gpu_hour = serializers.IntegerField()
+    p90_uusd_per_gpu_hour = serializers.IntegerField()
+
+
+class ListedIndex(APIView):
+    permission_classes = [AllowAny]
+
+    @extend_schema(operation_id="listed_indices_list", parameters=[IndexQuery], responses=IndexDayOut(many=True))
+    def get(self, request: Request) -> Response:
+        """What others asked for a GPU, day by day."""
+        query = IndexQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
+        asked = query.validated_data
+        pricing = index.SPOT if asked["spot"] else index.ON_DEMAND
+        found = index.listed_index(asked["gpu"], asked["days"], database_now(), pricing)
+        return Response([asdict(day) for day in found])

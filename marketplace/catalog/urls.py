@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from marketplace.catalog.api import GpuList, OfferList
+from marketplace.catalog.api import GpuList, ListedIndex, OfferList
 from marketplace.catalog.desk_web import quarantine
 from marketplace.catalog.web import market
 
@@ -14,5 +14,6 @@ urlpatterns = [
     path("market", market, name="market"),
     path("desk/quarantine", quarantine, name="quarantine"),
     path("api/v1/offers", OfferList.as_view(), name="api-offers"),
+    path("api/v1/indices/listed", ListedIndex.as_view(), name="api-listed-index"),
     path("api/v1/gpus", GpuList.as_view(), name="api-gpus"),
 ]

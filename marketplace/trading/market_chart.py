@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marketplace.trading.depth import Day, Level, Supply
+from marketplace.trading.depth import Level, Supply
+
+# Of one day: low, middle, high.
+Prices = tuple[int, int, int]
 
 WIDTH, HEIGHT, HEADROOM = 1_000, 200, 8
 
@@ -87,20 +90,20 @@ def depth_picture(asks: Sequence[Level], bids: Sequence[Level]) -> DepthPicture 
     return DepthPicture(steps(asks, WIDTH), steps(bids, 0), low, high, most)
 
 
-def price_picture(days: Sequence[Day]) -> PricePicture | None:
-    """The average over the days, within the lowest and the highest price of each. None below two days."""
+def price_picture(days: Sequence[Prices]) -> PricePicture | None:
+    """A line over the days within a band, from (low, middle, high) of each. None below two days."""
     if len(days) < 2:
         return None
-    low, high = min(day.low_uusd_per_gpu_hour for day in days), max(day.high_uusd_per_gpu_hour for day in days)
+    low, high = min(low for low, _, _ in days), max(high for _, _, high in days)
     span = max(high - low, 1)
     xs = [number * WIDTH // (len(days) - 1) for number in range(len(days))]
 
     def y(price: int) -> int:
         return HEIGHT - HEADROOM - (price - low) * (HEIGHT - 2 * HEADROOM) // span
 
-    line = "M" + "L".join(f"{x} {y(day.average_uusd_per_gpu_hour)}" for x, day in zip(xs, days, strict=True))
-    tops = [f"{x} {y(day.high_uusd_per_gpu_hour)}" for x, day in zip(xs, days, strict=True)]
-    bottoms = [f"{x} {y(day.low_uusd_per_gpu_hour)}" for x, day in zip(xs, days, strict=True)]
+    line = "M" + "L".join(f"{x} {y(middle)}" for x, (_, middle, _) in zip(xs, days, strict=True))
+    tops = [f"{x} {y(most)}" for x, (_, _, most) in zip(xs, days, strict=True)]
+    bottoms = [f"{x} {y(least)}" for x, (least, _, _) in zip(xs, days, strict=True)]
     return PricePicture("M" + "L".join([*tops, *reversed(bottoms)]) + "Z", line, low, high)
 
 

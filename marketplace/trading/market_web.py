@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
+from marketplace.catalog.index import listed_index
 from marketplace.core.clock import database_now, minute_start
 from marketplace.trading import market_reads
 from marketplace.trading.book import earliest_sale_min
@@ -33,6 +34,7 @@ def class_market(request: HttpRequest, gpu_id: str) -> HttpResponse:
     start_min = earliest_sale_min(now) + 1
     asks, bids = market_reads.depth(gpu, start_min, start_min + WINDOW_H * 60, now)
     days = market_reads.days_of(gpu, DAYS, now)
+    listed = listed_index(gpu.pk, DAYS, now)
     context = {
         "gpu": gpu,
         "bands": supply_bands(supply),
@@ -45,7 +47,13 @@ def class_market(request: HttpRequest, gpu_id: str) -> HttpResponse:
         "depth": depth_picture(asks, bids),
         "window_h": WINDOW_H,
         "days": days[::-1],
-        "paid": price_picture(days),
+        "paid": price_picture(
+            [(d.low_uusd_per_gpu_hour, d.average_uusd_per_gpu_hour, d.high_uusd_per_gpu_hour) for d in days]
+        ),
+        "listed": listed[::-1],
+        "listed_picture": price_picture(
+            [(d.p10_uusd_per_gpu_hour, d.median_uusd_per_gpu_hour, d.p90_uusd_per_gpu_hour) for d in listed]
+        ),
         "trades": [_trade(row) for row in market_reads.trades(gpu.pk)[:TRADES_SHOWN]],
         "channels": market_reads.spread_by_channel(gpu)[:CHANNELS_SHOWN],
         "now": now,

@@ -15,6 +15,7 @@ from marketplace.core.clock import database_now
 from marketplace.trading.depth import Level, Offered, asked, bid, by_day, supply
 from marketplace.trading.market_chart import depth_picture, price_picture, supply_bands
 from marketplace.trading.services import rent
+from tests.marketplace.catalog.test_index import offer as listed_offer
 from tests.marketplace.trading.market import PRICE, make_island
 from tests.marketplace.trading.test_order_api import asked as order_asked
 from tests.marketplace.trading.test_order_api import offered as sale_of
@@ -85,8 +86,15 @@ def test_a_days_price_is_weighted_by_what_was_traded() -> None:
 
 def test_pictures_of_nothing_are_no_pictures() -> None:
     assert depth_picture([], []) is None
-    assert price_picture(by_day([("2026-12-01", 100, 1)])) is None
+    assert price_picture([(90, 100, 110)]) is None
     assert supply_bands(supply([], 0, 24)) == []
+
+
+def test_a_picture_of_prices_spans_from_the_lowest_to_the_highest() -> None:
+    seen = price_picture([(90, 100, 110), (100, 120, 200)])
+    assert seen is not None
+    assert (seen.low_uusd, seen.high_uusd) == (90, 200)
+    assert seen.line == "M0 176L1000 142"
 
 
 @pytest.fixture
@@ -182,3 +190,15 @@ def test_the_page_of_a_class_nobody_offers_says_so(client: Client) -> None:
 
 def later(hours: float) -> str:
     return (database_now() + timedelta(hours=hours)).isoformat()
+
+
+@pytest.mark.django_db
+def test_the_page_draws_what_others_asked_over_the_days() -> None:
+    make_island(name="fjord")
+    now = database_now()
+    listing = listed_offer((now - timedelta(days=3), 2_000_000), (now - timedelta(days=1), 1_500_000), seen=now)
+    page = Client().get(f"/market/{GPU}").content.decode()
+    assert "that others asked on demand" in page
+    assert page.count('class="average"') == 1
+    listing.delete()
+    assert "that others asked on demand" not in Client().get(f"/market/{GPU}").content.decode()
