@@ -1,7 +1,8 @@
 """A closed-loop load on one loopback server: connections that ask again as soon as they are answered.
 
-Invariant: it stops by itself after the given seconds, talks to loopback only, and counts an answer that is not 200 as
-an error, never as speed. A process of its own, so that the server's figures are not the client's.
+Invariant: it stops by itself after the given seconds, talks to loopback only, and counts an answer that is not as
+wished (200, if nothing else is said) as an error, never as speed. A process of its own, so that the server's figures
+are not the client's.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Figures:
         return self.requests / self.seconds
 
 
-def closed_loop(base_url: str, asks: Sequence[Ask], *, connections: int, seconds: float) -> Figures:
+def closed_loop(
+    base_url: str, asks: Sequence[Ask], *, connections: int, seconds: float, good: Sequence[int] = (200,)
+) -> Figures:
     """Every connection walks the mix from a place of its own, for `seconds`."""
     host = urlsplit(base_url)
     if host.hostname != "127.0.0.1" or host.port is None:
@@ -47,7 +50,7 @@ def closed_loop(base_url: str, asks: Sequence[Ask], *, connections: int, seconds
     port = host.port
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_drive, args=(sender, port, list(asks), connections, seconds))
+    process = context.Process(target=_drive, args=(sender, port, list(asks), connections, seconds, tuple(good)))
     process.start()
     took_ms, errors, spent_s = receiver.recv()
     process.join()
@@ -75,7 +78,7 @@ def _at(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
-def _drive(sender: object, port: int, asks: list[Ask], connections: int, seconds: float) -> None:
+def _drive(sender: object, port: int, asks: list[Ask], connections: int, seconds: float, good: tuple[int, ...]) -> None:
     took_ms: list[list[float]] = [[] for _ in range(connections)]
     errors = [0] * connections
     started = time.perf_counter()
@@ -90,7 +93,7 @@ def _drive(sender: object, port: int, asks: list[Ask], connections: int, seconds
             connection.request(ask.method, ask.path, body=ask.body or None, headers=dict(ask.headers))
             answer = connection.getresponse()
             answer.read()
-            if answer.status == 200:
+            if answer.status in good:
                 took_ms[number].append((time.perf_counter() - asked) * 1000)
             else:
                 errors[number] += 1

@@ -1,4 +1,4 @@
-"""The one caller of `ledger_post`, the database function that writes the ledger.
+"""The one caller of `ledger_post` and of `ledger_post_set`, the database functions that write the ledger.
 
 Invariant: a batch is posted whole or not at all, and once: the same id with the same content is no second transfer,
 with other content an error. One batch a transaction, or the accounts locked first (`lock`), and no deadlock can arise.
@@ -63,6 +63,17 @@ def balance_uusd(of: LedgerAccount) -> int:
 
 def post(entries: Sequence[Entry]) -> int:
     """Post all of `entries`, or none; returns how many were new."""
+    return _post("ledger_post", entries)
+
+
+def post_set(entries: Sequence[Entry]) -> int:
+    """The same for many entries that are posted at once, each id in it once: set by set, and not one by one."""
+    if any(entry.phase != Phase.SINGLE for entry in entries):
+        raise ValueError("what is pending is posted one by one")
+    return _post("ledger_post_set", entries)
+
+
+def _post(function: str, entries: Sequence[Entry]) -> int:
     if not entries:
         return 0
     if any(not 0 < entry.amount_uusd <= MAX_AMOUNT_UUSD for entry in entries):
@@ -85,7 +96,7 @@ def post(entries: Sequence[Entry]) -> int:
     ]
     try:
         with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("SELECT ledger_post(%s::jsonb)", [json.dumps(batch)])
+            cursor.execute(f"SELECT {function}(%s::jsonb)", [json.dumps(batch)])
             return int(cursor.fetchone()[0])
     except IntegrityError as error:
         constraint = getattr(getattr(error.__cause__, "diag", None), "constraint_name", None)

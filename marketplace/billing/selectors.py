@@ -6,9 +6,11 @@ closing is summed apart from the lines, so that a reader's own sum is a check.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from datetime import date, datetime
 
+from django.db import connection
 from django.db.models import Count, F, Max, Min, Q, QuerySet, Sum
 from django.db.models.functions import TruncDate
 
@@ -48,6 +50,20 @@ WORDS_RECEIVING: dict[int, str] = {
 }
 # Lines of the seller's side: what they refer to is the buyer's.
 OF_SALES = frozenset({"Earned", "Became payable", "Kept in reserve", TransferKind.SELLER_REFUND.label})
+
+# What would be billed, were everything charged that is known: the min rule, in SQL. m is the meter.
+BILLABLE = """
+    greatest(m.billable_gpu_ms, least(
+        (SELECT coalesce(sum(c.gpu_ms_total), 0)::bigint FROM billing_metercounter c WHERE c.meter_id = m.id),
+        m.covered_gpu_ms,
+        m.gpus * (floor(extract(epoch FROM m.end_at) * 1000) - floor(extract(epoch FROM m.start_at) * 1000))::bigint))
+"""
+
+METERED = f"""
+    SELECT coalesce(sum(CASE WHEN m.state = 'closed' THEN m.charged_uusd
+                             ELSE div(m.rate_uusd_per_gpu_hour::numeric * {BILLABLE}, 3600000) END), 0)::bigint
+      FROM billing_meter m WHERE m.id = ANY(%s)
+"""  # noqa: S608 - of constants alone
 
 
 @dataclass
@@ -100,6 +116,13 @@ def held_for(organisation: Organisation) -> list[tuple[str, int]]:
     escrows = LedgerAccount.objects.filter(organisation=organisation, kind=AccountKind.ESCROW)
     held = escrows.filter(credits_posted_uusd__gt=F("debits_posted_uusd"))
     return sorted(((each.ref, each.balance_uusd) for each in held), key=lambda pair: (-pair[1], pair[0]))
+
+
+def metered_uusd(refs: Iterable[str]) -> int:
+    """The charge for what is known to be delivered on these meters, charged already or with the next tick."""
+    with connection.cursor() as cursor:
+        cursor.execute(METERED, [list(refs)])
+        return int(cursor.fetchone()[0])
 
 
 def statement(organisation: Organisation, since: datetime, until: datetime) -> Statement:

@@ -10,6 +10,7 @@ from marketplace.billing.services.card_refunds import sweep_refunds
 from marketplace.billing.services.maturing import mature_earnings, release_reserves
 from marketplace.billing.services.payouts import sweep_payouts
 from marketplace.billing.services.settling import settle_payments
+from marketplace.billing.services.ticking import capture_due
 from marketplace.billing.services.topups import reconcile_top_ups
 from marketplace.core.clock import database_now
 
@@ -19,6 +20,12 @@ def drain_inbox() -> None:
     """Act on what the payment provider told, and ask it where it told nothing."""
     inbox.drain(database_now())
     reconcile_top_ups(database_now())
+
+
+@shared_task(name="marketplace.billing.tasks.meter")
+def meter() -> None:
+    """What agents counted becomes money."""
+    capture_due(database_now())
 
 
 @shared_task(name="marketplace.billing.tasks.pay")

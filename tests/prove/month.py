@@ -37,6 +37,7 @@ from marketplace.billing.services.maturing import mature_earnings, release_reser
 from marketplace.billing.services.payouts import open_seller_account, refresh_seller_account, sweep_payouts
 from marketplace.billing.services.refunds import refund
 from marketplace.billing.services.settling import settle_payments
+from marketplace.billing.services.ticking import capture_due
 from marketplace.billing.services.topups import open_payment, settle_top_up, start_top_up
 from marketplace.core import ids
 from marketplace.core.clock import minute_of
@@ -157,6 +158,7 @@ class Month:
                             UsageRecord(seq=1, assignment_id=piece.id, gpu_ms_total=counted, observed_at_ms=0)
                         )
             hooks.take_usage(agent, records, self.now)
+        capture_due(self.now)
 
     def money(self) -> None:
         settle_payments(self.now, timedelta(0))

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from zlib import crc32
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Sum
 
 from marketplace.accounts.models import Organisation
 from marketplace.billing.ledger import Entry, account, lock, post
-from marketplace.billing.models import AccountKind, LedgerAccount, Meter, MeterCounter, MeterState, TransferKind
+from marketplace.billing.models import AccountKind, LedgerAccount, Meter, MeterState, TransferKind
 from marketplace.billing.services.holds import release
 from marketplace.core.clock import to_ms
 from marketplace.core.errors import Conflict, InsufficientFunds, InvalidInput
@@ -127,13 +127,9 @@ def observe_beat(ref: str, now: datetime) -> Meter:
 def report_usage(ref: str, epoch: int, gpu_ms_total: int, source: str = "", *, at: datetime | None = None) -> Meter:
     """Take an agent's cumulative counter and capture what became billable. Late and repeated reports are harmless.
     `source` tells apart the assignments that serve one lease; `at` is when it took effect, if not now."""
-    if epoch < 0:
-        raise InvalidInput.at("epoch", "must not be negative")
-    if not 0 <= gpu_ms_total < 2**53:
-        raise InvalidInput.at("gpu_ms_total", "must be between zero and 2**53")
     chain = _lock_chain(ref)
     if chain[0].state == MeterState.OPEN:
-        _note(chain[0], source, epoch, gpu_ms_total)
+        note_usage(ref, epoch, gpu_ms_total, source)
         _capture(chain, at)
     return chain[0]
 
@@ -158,7 +154,35 @@ def lock_meter(ref: str) -> Meter:
 
 def fee_account(meter: Meter) -> LedgerAccount:
     """The shard of our revenue that the meter's fees go to."""
-    return account(AccountKind.FEE_REVENUE, ref=f"{crc32(meter.pk.encode()) % FEE_SHARDS:02d}")
+    return account(AccountKind.FEE_REVENUE, ref=fee_shard(meter.pk))
+
+
+def fee_shard(ref: str) -> str:
+    return f"{crc32(ref.encode()) % FEE_SHARDS:02d}"
+
+
+@transaction.atomic
+def capture(ref: str, *, at: datetime | None = None) -> None:
+    """Charge what became billable of one meter and, first, of those above it."""
+    chain = _lock_chain(ref)
+    if chain[0].state == MeterState.OPEN:
+        _capture(chain, at)
+
+
+def note_usage(ref: str, epoch: int, gpu_ms_total: int, source: str = "") -> None:
+    """Keep an agent's cumulative counter; the next tick of `ticking.capture_due` charges what it makes billable. Late
+    and repeated reports are harmless. `source` tells apart the assignments that serve one lease."""
+    if epoch < 0:
+        raise InvalidInput.at("epoch", "must not be negative")
+    if not 0 <= gpu_ms_total < 2**53:
+        raise InvalidInput.at("gpu_ms_total", "must be between zero and 2**53")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO billing_metercounter AS c (meter_id, source, epoch, gpu_ms_total) VALUES (%s, %s, %s, %s)"
+            " ON CONFLICT (meter_id, source, epoch) DO UPDATE SET gpu_ms_total = excluded.gpu_ms_total"
+            " WHERE c.gpu_ms_total < excluded.gpu_ms_total",
+            [ref, source, epoch, gpu_ms_total],
+        )
 
 
 def _lock_chain(ref: str) -> list[Meter]:
@@ -169,14 +193,6 @@ def _lock_chain(ref: str) -> list[Meter]:
     return [lock_meter(key) for key in reversed(keys)][::-1]
 
 
-def _note(meter: Meter, source: str, epoch: int, gpu_ms_total: int) -> None:
-    counter, _ = MeterCounter.objects.get_or_create(
-        meter=meter, source=source, epoch=epoch, defaults={"gpu_ms_total": gpu_ms_total}
-    )
-    if gpu_ms_total > counter.gpu_ms_total:
-        MeterCounter.objects.filter(pk=counter.pk).update(gpu_ms_total=gpu_ms_total)
-
-
 def _capture(chain: Sequence[Meter], at: datetime | None) -> None:
     """Post the difference between what is billable now and what was billed. What is billable of a part that was sold on
     counts for its first holder as delivered, and is captured there first: who resells earns nothing they do not pay
@@ -184,7 +200,7 @@ def _capture(chain: Sequence[Meter], at: datetime | None) -> None:
     billable: list[int] = []
     for meter in chain:
         if billable:
-            _note(meter, chain[len(billable) - 1].pk, 0, billable[-1])
+            note_usage(meter.pk, 0, billable[-1], chain[len(billable) - 1].pk)
         billable.append(_billable_gpu_ms(meter))
     for meter, gpu_ms in reversed(list(zip(chain, billable, strict=True))):
         _charge(meter, gpu_ms, at)
@@ -198,23 +214,25 @@ def _billable_gpu_ms(meter: Meter) -> int:
 def _charge(meter: Meter, billable_gpu_ms: int, at: datetime | None) -> None:
     if billable_gpu_ms <= meter.billable_gpu_ms:
         return
+    accrued, revenue = account(AccountKind.SELLER_ACCRUED, meter.seller), fee_account(meter)
+    post(advance(meter, billable_gpu_ms, accrued, revenue, at))
+    meter.save(update_fields=["billable_gpu_ms", "charged_uusd", "fee_uusd"])
+
+
+def advance(
+    meter: Meter, billable_gpu_ms: int, accrued: LedgerAccount, revenue: LedgerAccount, at: datetime | None
+) -> list[Entry]:
+    """Bring the meter, unsaved, up to what is billable; what has to be posted for it."""
     charged_uusd = charge_uusd(meter.rate_uusd_per_gpu_hour, billable_gpu_ms)
     ours_uusd = fee_uusd(charged_uusd, meter.fee_bps)
     fee_now_uusd = ours_uusd - meter.fee_uusd
-    seller_now_uusd = charged_uusd - meter.charged_uusd - fee_now_uusd
-    entries = []
-    if seller_now_uusd:
-        accrued = account(AccountKind.SELLER_ACCRUED, meter.seller)
-        key = fact_id("capture", meter.pk, billable_gpu_ms)
-        entries.append(
-            Entry(key, TransferKind.CAPTURE, meter.escrow, accrued, seller_now_uusd, meter.pk, effective_at=at)
-        )
-    if fee_now_uusd:
-        revenue = fee_account(meter)
-        key = fact_id("fee", meter.pk, billable_gpu_ms)
-        entries.append(Entry(key, TransferKind.FEE, meter.escrow, revenue, fee_now_uusd, meter.pk, effective_at=at))
-    post(entries)
-    meter.billable_gpu_ms = billable_gpu_ms
-    meter.charged_uusd = charged_uusd
-    meter.fee_uusd = ours_uusd
-    meter.save(update_fields=["billable_gpu_ms", "charged_uusd", "fee_uusd"])
+    parts = (
+        ("capture", TransferKind.CAPTURE, accrued, charged_uusd - meter.charged_uusd - fee_now_uusd),
+        ("fee", TransferKind.FEE, revenue, fee_now_uusd),
+    )
+    meter.billable_gpu_ms, meter.charged_uusd, meter.fee_uusd = billable_gpu_ms, charged_uusd, ours_uusd
+    return [
+        Entry(fact_id(name, meter.pk, billable_gpu_ms), kind, meter.escrow, to, amount_uusd, meter.pk, effective_at=at)
+        for name, kind, to, amount_uusd in parts
+        if amount_uusd
+    ]

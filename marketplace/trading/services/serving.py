@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from django.db.models import Exists, OuterRef, Q
 
-from marketplace.billing.services.metering import observe_beat, report_usage
+from marketplace.billing.services.metering import note_usage, observe_beat
 from marketplace.core.clock import minute_of, minute_start, to_ms
 from marketplace.fleet.models import Agent, Island
 from marketplace.trading.models import Lease, LeasePurpose
@@ -37,7 +37,8 @@ def observe_island_beat(agent: Agent, now: datetime) -> None:
 
 
 def take_island_usage(agent: Agent, records: Sequence[UsageRecord], now: datetime) -> None:
-    """Count what the agent delivered to the leases of its island; a lease that is settled takes no more."""
+    """Keep what the agent counted for the leases of its island, for the next metering tick; a lease that is settled
+    takes no more."""
     highest: dict[str, int] = {}
     for each in records:
         highest[each.assignment_id] = max(each.gpu_ms_total, highest.get(each.assignment_id, 0))
@@ -54,7 +55,7 @@ def take_island_usage(agent: Agent, records: Sequence[UsageRecord], now: datetim
             # Its window is not its own alone any longer: nothing counts beyond the piece that was served.
             gpu_ms = min(gpu_ms, most.get(assignment_id, 0))
         source = "" if assignment_id == lease.pk else assignment_id
-        report_usage(lease.pk, agent.epoch, gpu_ms, source, at=now)
+        note_usage(lease.pk, agent.epoch, gpu_ms, source)
     strangers = sorted(keys - leases.keys())
     if strangers:
         logger.warning("%s reported usage of what its island never held: %s", agent, ", ".join(strangers[:5]))

@@ -18,9 +18,8 @@ from typing import Literal
 
 import msgspec
 from django.db import transaction
-from django.db.models import Sum
 
-from marketplace.billing.models import Meter
+from marketplace.billing.selectors import metered_uusd
 from marketplace.core.clock import to_ms
 from marketplace.trading.models import Lease
 from marketplace.trading.selectors import LIVE
@@ -340,9 +339,8 @@ def _names(members: Sequence[Member]) -> str:
 
 
 def spent_so_far_uusd(job_id: str) -> int:
-    """What the meters of the job's leases have charged."""
-    leases = Lease.objects.filter(job_ref=job_id).values("pk")
-    return Meter.objects.filter(pk__in=leases).aggregate(total=Sum("charged_uusd"))["total"] or 0
+    """What the meters of the job's leases have charged, or will with the next tick."""
+    return metered_uusd(Lease.objects.filter(job_ref=job_id).values_list("pk", flat=True))
 
 
 def sweep_rounds(now: datetime) -> int:

@@ -18,6 +18,7 @@ from marketplace.accounts.models import Role
 from marketplace.billing.invariants import breaches
 from marketplace.billing.models import LedgerAccount, Meter
 from marketplace.billing.services.holds import cash, hold
+from marketplace.billing.services.ticking import capture_due
 from marketplace.core.errors import Conflict, InsufficientFunds, InvalidInput
 from marketplace.fleet import hooks
 from marketplace.fleet.models import Island
@@ -95,6 +96,10 @@ class Market(RuleBasedStateMachine):
             for lease_id, gpus in self.gpus.items()
         ]
         hooks.take_usage(self.agent, records, at(self.minute))
+
+    @rule()
+    def what_was_counted_is_charged(self) -> None:
+        capture_due(at(self.minute))
 
     @rule(who=st.integers(0, 2), gpus=st.integers(1, GPUS), ahead=st.integers(0, 6), length=st.integers(1, 40))
     def someone_rents(self, who: int, gpus: int, ahead: int, length: int) -> None:

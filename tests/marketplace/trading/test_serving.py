@@ -9,6 +9,7 @@ import pytest
 from marketplace.accounts.models import Organisation
 from marketplace.billing.models import Meter
 from marketplace.billing.services.holds import hold
+from marketplace.billing.services.ticking import capture_due
 from marketplace.core.clock import to_ms
 from marketplace.fleet import hooks
 from marketplace.fleet.models import Agent, Island
@@ -35,6 +36,7 @@ def counted(agent: Agent, lease: Lease, minutes: float, now: float = 0) -> None:
         seq=1, assignment_id=lease.pk, gpu_ms_total=int(minutes * 60_000) * lease.gpus, observed_at_ms=0
     )
     hooks.take_usage(agent, [record], at(now))
+    capture_due(at(now))
 
 
 def charged(lease: Lease) -> int:

@@ -13,6 +13,7 @@ from marketplace.accounts.models import AuditEvent, Role
 from marketplace.billing.invariants import breaches
 from marketplace.billing.ledger import balance_uusd
 from marketplace.billing.services.holds import cash
+from marketplace.billing.services.ticking import capture_due
 from marketplace.core.clock import database_now
 from marketplace.core.errors import Forbidden, InsufficientFunds, NotFound
 from marketplace.fleet import hooks
@@ -115,6 +116,7 @@ def deliver(lease: Lease, held: Island, seconds: int) -> None:
         hooks.observe_beat(agent, lease.created_at + timedelta(seconds=each))
     record = UsageRecord(seq=1, assignment_id=lease.pk, gpu_ms_total=seconds * 1_000 * lease.gpus, observed_at_ms=0)
     hooks.take_usage(agent, [record], lease.created_at + timedelta(seconds=seconds))
+    capture_due(lease.created_at + timedelta(seconds=seconds))
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
