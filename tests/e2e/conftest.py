@@ -84,4 +84,10 @@ def press(browser: Chrome, selector: str) -> None:
         button.click()
         return True
 
-    WebDriverWait(browser, 20, ignored_exceptions=(WebDriverException,)).until(click, f"{selector} can be pressed")
+    patience(browser).until(click, f"{selector} can be pressed")
+
+
+def patience(browser: Chrome, limit_s: float = 20) -> WebDriverWait[Chrome]:
+    """To wait for what a page comes to show: one that is just being left or swapped, whatever the driver calls that, is
+    looked at again."""
+    return WebDriverWait(browser, limit_s, ignored_exceptions=(WebDriverException,))

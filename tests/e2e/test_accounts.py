@@ -11,9 +11,9 @@ from pytest_django.live_server_helper import LiveServer
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.expected_conditions import url_contains, visibility_of_element_located
-from selenium.webdriver.support.ui import Select, WebDriverWait
+from selenium.webdriver.support.ui import Select
 
-from tests.e2e.conftest import press
+from tests.e2e.conftest import patience, press
 
 pytestmark = [pytest.mark.prove, pytest.mark.django_db(transaction=True)]
 
@@ -23,7 +23,7 @@ PASSWORD = "correct horse battery"
 def test_a_person_signs_up_and_a_program_uses_their_key(
     live_server: LiveServer, browser: Chrome, picture: Callable[[str], None]
 ) -> None:
-    wait = WebDriverWait(browser, 20)
+    wait = patience(browser)
     browser.get(live_server.url)
     picture("landing")
     press(browser, ".hero .button")

@@ -13,7 +13,6 @@ from pytest_django.live_server_helper import LiveServer
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.expected_conditions import text_to_be_present_in_element, url_contains
-from selenium.webdriver.support.ui import WebDriverWait
 
 from marketplace.accounts.models import Organisation, User
 from marketplace.accounts.services import ensure_organisation
@@ -23,7 +22,7 @@ from marketplace.billing.services.holds import cash, deposit, hold
 from marketplace.catalog.feeds.local_file import LocalFile
 from marketplace.catalog.feeds.vast import VastFeed
 from marketplace.catalog.services import refresh
-from tests.e2e.conftest import press
+from tests.e2e.conftest import patience, press
 
 pytestmark = [pytest.mark.prove, pytest.mark.django_db(transaction=True)]
 
@@ -56,7 +55,7 @@ def sign_in(browser: Chrome, server: str, email: str, towards: str) -> None:
     browser.find_element(By.NAME, "login").send_keys(email)
     browser.find_element(By.NAME, "password").send_keys(PASSWORD)
     press(browser, "main button[type=submit]")
-    WebDriverWait(browser, 20).until(url_contains(towards))
+    patience(browser).until(url_contains(towards))
 
 
 def test_two_operators_keep_the_market_honest(
@@ -65,7 +64,7 @@ def test_two_operators_keep_the_market_honest(
     for email in OPERATORS:
         ensure_organisation(User.objects.create_user(email, PASSWORD, is_staff=True))
     buyer = fill(tmp_path)
-    wait, main = WebDriverWait(browser, 20), (By.ID, "main")
+    wait, main = patience(browser), (By.ID, "main")
     sign_in(browser, live_server.url, OPERATORS[0], "/desk/quarantine")
     wait.until(text_to_be_present_in_element(main, "Zeta 9000"))
     picture("desk-catalogue")

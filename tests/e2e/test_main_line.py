@@ -14,14 +14,13 @@ import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.expected_conditions import text_to_be_present_in_element, url_contains, url_matches
-from selenium.webdriver.support.ui import WebDriverWait
 
 from marketplace.core.money import parse_usd
 from marketplace.devstack.demo.story import PLANS, SELLER, Story
 from marketplace.devstack.demo.voice import Voice
 from marketplace.devstack.stack import Stack
 from marketplace.devstack.state import StateDir
-from tests.e2e.conftest import SCREENS, look_at, press, use_screen
+from tests.e2e.conftest import SCREENS, look_at, patience, press, use_screen
 
 pytestmark = pytest.mark.prove
 
@@ -50,7 +49,7 @@ class Person:
     def __init__(self, browser: Chrome, server_url: str) -> None:
         self.browser = browser
         self.server_url = server_url
-        self.wait = WebDriverWait(browser, 30)
+        self.wait = patience(browser, 30)
 
     def go(self, path: str) -> None:
         self.browser.get(f"{self.server_url}{path}")
@@ -64,7 +63,7 @@ class Person:
 
     def sees(self, selector: str, words: str, limit_s: float = 30) -> None:
         shown = text_to_be_present_in_element((By.CSS_SELECTOR, selector), words)
-        WebDriverWait(self.browser, limit_s).until(shown, f"{words!r} in {selector}")
+        patience(self.browser, limit_s).until(shown, f"{words!r} in {selector}")
 
     def text(self, selector: str) -> str:
         return self.browser.find_element(By.CSS_SELECTOR, selector).text
@@ -88,7 +87,7 @@ def test_a_person_pays_rents_trains_and_reads_what_it_cost(story: Story, browser
 
     ada.go("/money")
     ada.sees("#balances", "$0.00")
-    WebDriverWait(browser, 60).until(lambda _: held_nothing(ada), "what was held is given back")
+    patience(browser, 60).until(lambda _: held_nothing(ada), "what was held is given back")
     for column in ("Cash", "Held"):
         statement_adds_up(ada, column)
     story.manage("check_ledger")

@@ -13,7 +13,6 @@ from pytest_django.live_server_helper import LiveServer
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.expected_conditions import text_to_be_present_in_element, url_contains
-from selenium.webdriver.support.ui import WebDriverWait
 
 from marketplace.accounts.models import Organisation, User
 from marketplace.accounts.services import ensure_organisation
@@ -22,7 +21,7 @@ from marketplace.billing.services.holds import cash, deposit, hold
 from marketplace.billing.services.metering import close_meter, observe_beat, open_meter, report_usage
 from marketplace.billing.tasks import drain_inbox
 from marketplace.core.clock import database_now
-from tests.e2e.conftest import press
+from tests.e2e.conftest import patience, press
 from tests.fakes.stripe import FakeStripe
 from tests.servers import wait_until
 
@@ -76,7 +75,7 @@ def test_a_person_pays_in_and_reads_the_statement(
 ) -> None:
     user = User.objects.create_user("ada@example.org", PASSWORD)
     ensure_organisation(user)
-    wait = WebDriverWait(browser, 20)
+    wait = patience(browser)
     browser.get(f"{live_server.url}/accounts/login/?next=/money")
     browser.find_element(By.NAME, "login").send_keys(user.email)
     browser.find_element(By.NAME, "password").send_keys(PASSWORD)

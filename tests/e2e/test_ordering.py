@@ -10,13 +10,12 @@ from pytest_django.live_server_helper import LiveServer
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.expected_conditions import text_to_be_present_in_element, url_matches
-from selenium.webdriver.support.ui import WebDriverWait
 
 from marketplace.accounts.models import Organisation
 from marketplace.core.clock import database_now
 from marketplace.fleet.models import Island
 from marketplace.trading.services import sweep_orders
-from tests.e2e.conftest import press
+from tests.e2e.conftest import patience, press
 from tests.e2e.test_renting import TYPE_INTO, buyer, sign_in
 from tests.marketplace.trading.market import make_island
 
@@ -30,7 +29,7 @@ def test_a_person_bids_waits_and_is_filled(
 ) -> None:
     make_island(name="fjord-1", gpu_count=2)
     make_island(name="reef-2", gpu_count=4, simulated=True)
-    wait = WebDriverWait(browser, 20)
+    wait = patience(browser)
     sign_in(browser, live_server)
     browser.get(f"{live_server.url}/orders")
     picture("orders-none")

@@ -13,17 +13,17 @@ from pytest_django.live_server_helper import LiveServer
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.expected_conditions import text_to_be_present_in_element, url_contains
-from selenium.webdriver.support.ui import WebDriverWait
 
 from marketplace.accounts.models import Organisation, User
 from marketplace.accounts.services import ensure_organisation
 from marketplace.billing.services.holds import deposit
+from marketplace.billing.services.ticking import capture_due
 from marketplace.core.clock import database_now
 from marketplace.fleet import hooks
 from marketplace.fleet.models import Agent
 from marketplace.trading.models import Lease
 from marketplace.trading.services import sweep_leases
-from tests.e2e.conftest import press
+from tests.e2e.conftest import patience, press
 from tests.marketplace.trading.market import USD, make_agent, make_island
 from worker_agent.protocol import UsageRecord
 
@@ -51,11 +51,12 @@ def sign_in(browser: Chrome, live_server: LiveServer) -> None:
 
 
 def deliver(agent: Agent, lease: Lease, minutes: int) -> None:
-    """The agent is seen and counts, up to `minutes` after the lease began."""
+    """The agent is seen and counts, up to `minutes` after the lease began, and the tick charges it."""
     for half in range(2 * minutes + 1):
         hooks.observe_beat(agent, lease.created_at + timedelta(seconds=30 * half))
     record = UsageRecord(seq=1, assignment_id=lease.pk, gpu_ms_total=minutes * 60_000 * lease.gpus, observed_at_ms=0)
     hooks.take_usage(agent, [record], database_now())
+    capture_due(database_now())
 
 
 def test_a_person_rents_watches_extends_and_ends(
@@ -66,7 +67,7 @@ def test_a_person_rents_watches_extends_and_ends(
         name="reef-2", simulated=True, gpu_count=16, gpus_per_lot=8, preemptible=True, price_uusd_per_gpu_hour=60_000
     )
     agent = make_agent(island)
-    wait = WebDriverWait(browser, 20)
+    wait = patience(browser)
     sign_in(browser, live_server)
     browser.get(f"{live_server.url}/leases")
     picture("leases-none")

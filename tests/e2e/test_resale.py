@@ -11,7 +11,6 @@ from pytest_django.live_server_helper import LiveServer
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.expected_conditions import text_to_be_present_in_element, url_contains, url_matches
-from selenium.webdriver.support.ui import WebDriverWait
 
 from marketplace.accounts.models import Organisation
 from marketplace.billing.invariants import breaches
@@ -26,7 +25,7 @@ from marketplace.fleet.models import Agent
 from marketplace.trading.models import Lease, Order
 from marketplace.trading.orders import Wanted
 from marketplace.trading.services import place_order, sweep_leases
-from tests.e2e.conftest import press
+from tests.e2e.conftest import patience, press
 from tests.e2e.test_money import stripe
 from tests.e2e.test_renting import TYPE_INTO, buyer, sign_in
 from tests.fakes.stripe import FakeStripe
@@ -53,7 +52,7 @@ def test_a_team_pays_in_bids_sells_two_nights_on_and_is_paid_out(
     settings.FIRST_PAYOUT_DAYS = -7  # by the clock of this machine the nights are still to come
     island = make_island(name="fjord-1", gpu_count=8)
     agent = make_agent(island)
-    wait = WebDriverWait(browser, 20)
+    wait = patience(browser)
     sign_in(browser, live_server)
 
     def fill(name: str, value: str) -> None:
