@@ -21,7 +21,7 @@ ARGS    ?=
 NAME    ?= *
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo dev test prove check bench lock lock-check schema screenshots format clean
+.PHONY: help venv demo dev test prove mutants check bench lock lock-check schema screenshots format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test: $(STAMP) ## Every test but the slow proofs (ARGS="-k name" passes options 
 
 prove: $(STAMP) ## The slow proofs: kills, races and whole runs
 	$(PYTEST) -m prove $(ARGS)
+
+mutants: $(STAMP) ## Bugs put into the ledger on purpose: each must fail its tests
+	$(BIN)/python -m tests.mutants.ledger
 
 check: $(STAMP) ## Format, lint, types, import contracts, migrations, deployment checks, locks
 	$(BIN)/ruff check .
