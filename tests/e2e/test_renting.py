@@ -17,15 +17,13 @@ from selenium.webdriver.support.expected_conditions import text_to_be_present_in
 from marketplace.accounts.models import Organisation, User
 from marketplace.accounts.services import ensure_organisation
 from marketplace.billing.services.holds import deposit
-from marketplace.billing.services.ticking import capture_due
 from marketplace.core.clock import database_now
 from marketplace.fleet import hooks
 from marketplace.fleet.models import Agent
 from marketplace.trading.models import Lease
 from marketplace.trading.services import sweep_leases
 from tests.e2e.conftest import patience, press
-from tests.marketplace.trading.market import USD, make_agent, make_island
-from worker_agent.protocol import UsageRecord
+from tests.marketplace.trading.market import USD, charge_counted, make_agent, make_island
 
 pytestmark = [pytest.mark.prove, pytest.mark.django_db(transaction=True)]
 
@@ -54,9 +52,7 @@ def deliver(agent: Agent, lease: Lease, minutes: int) -> None:
     """The agent is seen and counts, up to `minutes` after the lease began, and the tick charges it."""
     for half in range(2 * minutes + 1):
         hooks.observe_beat(agent, lease.created_at + timedelta(seconds=30 * half))
-    record = UsageRecord(seq=1, assignment_id=lease.pk, gpu_ms_total=minutes * 60_000 * lease.gpus, observed_at_ms=0)
-    hooks.take_usage(agent, [record], database_now())
-    capture_due(database_now())
+    charge_counted(agent, lease, minutes * 60_000 * lease.gpus, database_now())
 
 
 def test_a_person_rents_watches_extends_and_ends(

@@ -5,23 +5,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, connection
 from hypothesis import HealthCheck, settings
 from hypothesis import Phase as Stage
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from marketplace.accounts.models import Organisation
 from marketplace.billing.invariants import breaches
@@ -29,6 +23,7 @@ from marketplace.billing.ledger import Entry, account, post, post_set
 from marketplace.billing.models import WITHOUT_FLOOR, AccountKind, LedgerAccount, Normal, Phase, Transfer, TransferKind
 from marketplace.core.errors import Conflict, InsufficientFunds
 from marketplace.core.ids import fact_id
+from tests.machines import RolledBack
 from tests.mutants import ledger as mutants
 
 # What each kind of step must have happened at least, or the walk proves nothing of it.
@@ -80,12 +75,13 @@ class Book:
         self.entries[entry.id] = entry
 
 
-class Ledger(RuleBasedStateMachine):
+def poster(by_set: bool) -> Callable[[Sequence[Entry]], int]:
+    return post_set if by_set else post
+
+
+class Ledger(RolledBack):
     @initialize()
     def begins(self) -> None:
-        """Each example in a transaction of its own, thrown away at its end."""
-        self.transaction = transaction.atomic()
-        self.transaction.__enter__()
         mutants.apply_chosen()
         one, two = (Organisation.objects.create(name=name) for name in ("one", "two"))
         self.places = [
@@ -132,27 +128,24 @@ class Ledger(RuleBasedStateMachine):
         amount = of.amount_uusd if void else max(1, of.amount_uusd * part // 100)
         self.send("is void" if void else "is confirmed", [self.resolving(of, amount, void)])
 
-    @precondition(lambda self: self.book.resolved)
     @rule(data=st.data(), void=st.booleans())
     def what_was_resolved_is_resolved_again(self, data: st.DataObject, void: bool) -> None:
         of = self.book.entries[data.draw(st.sampled_from(sorted(self.book.resolved)))]
         self.refused("resolved again", [self.resolving(of, of.amount_uusd, void)], Conflict, InsufficientFunds)
 
-    @precondition(lambda self: self.book.entries)
     @rule(data=st.data(), by_set=st.booleans(), more=LITTLE)
     def something_is_posted_again(self, data: st.DataObject, by_set: bool, more: int) -> None:
         entry = self.book.entries[data.draw(st.sampled_from(sorted(self.book.entries)))]
         by_set = by_set and entry.phase == Phase.SINGLE
         FIRED["again by set" if by_set else "again"] += 1
-        assert (post_set if by_set else post)([entry]) == 0
+        assert poster(by_set)([entry]) == 0
         self.send("again, with more", [entry, self.single(0, 3, more)], by_set)
 
-    @precondition(lambda self: self.book.entries)
     @rule(data=st.data(), by_set=st.booleans())
     def something_else_is_posted_under_its_name(self, data: st.DataObject, by_set: bool) -> None:
         entry = self.book.entries[data.draw(st.sampled_from(sorted(self.book.entries)))]
         by_set = by_set and entry.phase == Phase.SINGLE
-        other = Entry(**{**vars(entry), "amount_uusd": entry.amount_uusd + 1})
+        other = replace(entry, amount_uusd=entry.amount_uusd + 1)
         self.refused("another under its name", [self.single(0, 3, 1), other], Conflict, by_set=by_set)
 
     @precondition(lambda self: self.pending())
@@ -179,22 +172,20 @@ class Ledger(RuleBasedStateMachine):
         assert set(Transfer.objects.values_list("pk", flat=True)) == set(self.book.entries)
         assert breaches() == []
 
-    def teardown(self) -> None:
-        transaction.set_rollback(True)
-        self.transaction.__exit__(None, None, None)
-
     # --------------------------------------------------------------------------------------------------------- helpers
 
-    def named(self, debit: LedgerAccount, credit: LedgerAccount, amount: int, phase: Phase, **more: object) -> Entry:
+    def named(
+        self, debit: LedgerAccount, credit: LedgerAccount, amount: int, phase: Phase, pending: UUID | None = None
+    ) -> Entry:
         self.count += 1
         name = fact_id("machine", self.count)
-        return Entry(name, TransferKind.CORRECTION, debit, credit, amount, "m", phase, **more)  # type: ignore[arg-type]
+        return Entry(name, TransferKind.CORRECTION, debit, credit, amount, "m", phase, pending)
 
     def single(self, debit: int, credit: int, amount: int) -> Entry:
         return self.named(self.places[debit], self.places[credit], amount, Phase.SINGLE)
 
     def resolving(self, of: Entry, amount: int, void: bool) -> Entry:
-        return self.named(of.debit, of.credit, amount, Phase.VOID if void else Phase.CONFIRM, pending=of.id)
+        return self.named(of.debit, of.credit, amount, Phase.VOID if void else Phase.CONFIRM, of.id)
 
     def pending(self) -> list[Entry]:
         entries = self.book.entries.values()
@@ -213,13 +204,13 @@ class Ledger(RuleBasedStateMachine):
             return
         FIRED[what] += 1
         new = sum(entry.id not in self.book.entries for entry in entries)
-        assert (post_set if by_set else post)(entries) == new
+        assert poster(by_set)(entries) == new
         self.book = after
 
     def refused(self, what: str, entries: list[Entry], *errors: type[Exception], by_set: bool = False) -> None:
         FIRED[what] += 1
         with pytest.raises(errors):
-            (post_set if by_set else post)(entries)
+            poster(by_set)(entries)
 
 
 STEPS = (

@@ -9,11 +9,14 @@ from typing import Any
 from marketplace.accounts.models import Organisation
 from marketplace.billing.ledger import balance_uusd
 from marketplace.billing.services.holds import cash, deposit
+from marketplace.billing.services.ticking import capture_due
 from marketplace.catalog.models import GpuModel
 from marketplace.core.clock import minute_of
+from marketplace.fleet import hooks
 from marketplace.fleet.models import Agent, Island, IslandState, Site
 from marketplace.trading.models import Lease, LeasePurpose
 from marketplace.trading.services import rent
+from worker_agent.protocol import UsageRecord
 
 START = datetime(2026, 12, 1, 12, 0, tzinfo=UTC)
 START_MIN = minute_of(START)
@@ -88,6 +91,13 @@ def for_job(buyer: Organisation, island: Island, job_ref: str, gpus: int = 1, en
         by="scheduler",
         now=at(now),
     )
+
+
+def charge_counted(agent: Agent, lease: Lease, gpu_ms: int, now: datetime) -> None:
+    """The agent reports what it counted since the lease began, and the tick charges it."""
+    record = UsageRecord(seq=1, assignment_id=lease.pk, gpu_ms_total=gpu_ms, observed_at_ms=0)
+    hooks.take_usage(agent, [record], now)
+    capture_due(now)
 
 
 def cash_uusd(organisation: Organisation) -> int:

@@ -8,7 +8,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from django.db import transaction
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -50,6 +49,7 @@ from marketplace.trading.services import (
     sweep_leases,
     sweep_orders,
 )
+from tests.machines import RolledBack
 from tests.marketplace.trading.market import PRICE, START_MIN, USD, at, funded, make_agent, make_island
 from worker_agent.protocol import UsageRecord
 
@@ -378,24 +378,12 @@ class Market(RuleBasedStateMachine):
         assert cash(one).balance_uusd == DOLLARS * USD - charged
 
 
-class RolledBack(Market):
-    """Each example in a transaction of its own, thrown away at its end."""
-
-    def __init__(self) -> None:
-        self.transaction = transaction.atomic()
-        self.transaction.__enter__()
-        super().__init__()
-
-    def teardown(self) -> None:
-        try:
-            super().teardown()
-        finally:
-            transaction.set_rollback(True)
-            self.transaction.__exit__(None, None, None)
+class Walk(RolledBack, Market):
+    pass
 
 
 @pytest.mark.django_db
 def test_whatever_is_traded_in_whatever_order_every_minute_and_every_cent_adds_up() -> None:
     few = settings(max_examples=25, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow])
-    run_state_machine_as_test(RolledBack, settings=few)
+    run_state_machine_as_test(Walk, settings=few)
     assert FIRED["sold on"] >= 1  # a walk that never gets there proves nothing of it

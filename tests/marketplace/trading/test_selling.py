@@ -9,7 +9,6 @@ from marketplace.accounts.access import Actor
 from marketplace.accounts.models import Organisation, Role
 from marketplace.billing.ledger import balance_uusd
 from marketplace.billing.models import AccountKind, LedgerAccount, Meter
-from marketplace.billing.services.ticking import capture_due
 from marketplace.core.errors import Conflict, InvalidInput, NotFound
 from marketplace.fleet import hooks
 from marketplace.fleet.models import Island
@@ -28,7 +27,17 @@ from marketplace.trading.services import (
     sweep_orders,
 )
 from marketplace.trading.services.serving import reservations
-from tests.marketplace.trading.market import GPU_MINUTE, PRICE, START_MIN, at, cash_uusd, funded, leased, make_agent
+from tests.marketplace.trading.market import (
+    GPU_MINUTE,
+    PRICE,
+    START_MIN,
+    at,
+    cash_uusd,
+    charge_counted,
+    funded,
+    leased,
+    make_agent,
+)
 from worker_agent.protocol import UsageRecord
 
 LOW = PRICE // 2
@@ -156,8 +165,7 @@ def test_a_counter_of_a_lease_that_was_cut_counts_no_more_than_its_piece(
     for minute in range(61):
         hooks.observe_beat(agent, at(minute))
 
-    hooks.take_usage(agent, [UsageRecord(seq=1, assignment_id=lease.pk, gpu_ms_total=10**9, observed_at_ms=0)], at(60))
-    capture_due(at(60))
+    charge_counted(agent, lease, 10**9, at(60))
 
     assert Meter.objects.get(pk=lease.pk).billable_gpu_ms == 20 * 60_000
 
@@ -175,10 +183,7 @@ def test_a_holder_who_gives_the_rest_back_goes_on_paying_for_what_was_sold_on(
     sweep_leases(at(20))
     for minute in range(1, 61):
         hooks.observe_beat(agent, at(minute))
-    hooks.take_usage(
-        agent, [UsageRecord(seq=1, assignment_id=bought.pk, gpu_ms_total=40 * 60_000, observed_at_ms=0)], at(60)
-    )
-    capture_due(at(60))
+    charge_counted(agent, bought, 40 * 60_000, at(60))
 
     lease.refresh_from_db()
     assert lease.settled_at is None

@@ -9,14 +9,22 @@ import pytest
 from marketplace.accounts.models import Organisation
 from marketplace.billing.models import Meter
 from marketplace.billing.services.holds import hold
-from marketplace.billing.services.ticking import capture_due
 from marketplace.core.clock import to_ms
 from marketplace.fleet import hooks
 from marketplace.fleet.models import Agent, Island
 from marketplace.trading.models import Lease
 from marketplace.trading.services import end_lease, settle
-from tests.marketplace.trading.market import GPU_MINUTE, USD, at, cash_uusd, for_job, leased, make_agent, make_island
-from worker_agent.protocol import UsageRecord
+from tests.marketplace.trading.market import (
+    GPU_MINUTE,
+    USD,
+    at,
+    cash_uusd,
+    charge_counted,
+    for_job,
+    leased,
+    make_agent,
+    make_island,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -32,11 +40,7 @@ def beats(agent: Agent, first: float, last: float) -> None:
 
 
 def counted(agent: Agent, lease: Lease, minutes: float, now: float = 0) -> None:
-    record = UsageRecord(
-        seq=1, assignment_id=lease.pk, gpu_ms_total=int(minutes * 60_000) * lease.gpus, observed_at_ms=0
-    )
-    hooks.take_usage(agent, [record], at(now))
-    capture_due(at(now))
+    charge_counted(agent, lease, int(minutes * 60_000) * lease.gpus, at(now))
 
 
 def charged(lease: Lease) -> int:

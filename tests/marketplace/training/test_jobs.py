@@ -13,7 +13,6 @@ from marketplace.accounts.models import AuditEvent, Role
 from marketplace.billing.invariants import breaches
 from marketplace.billing.ledger import balance_uusd
 from marketplace.billing.services.holds import cash
-from marketplace.billing.services.ticking import capture_due
 from marketplace.core.clock import database_now
 from marketplace.core.errors import Forbidden, InsufficientFunds, NotFound
 from marketplace.fleet import hooks
@@ -24,10 +23,9 @@ from marketplace.training.models import Job, JobEvent, JobState, Member, MemberS
 from marketplace.training.selectors import money_of
 from marketplace.training.services import advance_jobs, cancel_job, submit_job
 from marketplace.training.spec import JobSpecForm
-from tests.marketplace.trading.market import make_agent
+from tests.marketplace.trading.market import charge_counted, make_agent
 from tests.marketplace.training.people import USD, asked, customer
 from tests.scheduler.scene import island, placed
-from worker_agent.protocol import UsageRecord
 
 pytestmark = pytest.mark.django_db
 
@@ -114,9 +112,7 @@ def deliver(lease: Lease, held: Island, seconds: int) -> None:
     agent = make_agent(held)
     for each in range(0, seconds + 1, 10):
         hooks.observe_beat(agent, lease.created_at + timedelta(seconds=each))
-    record = UsageRecord(seq=1, assignment_id=lease.pk, gpu_ms_total=seconds * 1_000 * lease.gpus, observed_at_ms=0)
-    hooks.take_usage(agent, [record], lease.created_at + timedelta(seconds=seconds))
-    capture_due(lease.created_at + timedelta(seconds=seconds))
+    charge_counted(agent, lease, seconds * 1_000 * lease.gpus, lease.created_at + timedelta(seconds=seconds))
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
