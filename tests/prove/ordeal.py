@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -236,6 +237,20 @@ class Ordeal:
     def counters(self, lease_id: str) -> dict[int, int]:
         """GPU-ms as the agents counted them, by epoch."""
         return dict(self.query("SELECT epoch, gpu_ms_total FROM billing_metercounter WHERE meter_id = %s", lease_id))
+
+    def heard(self, lease_id: str) -> list[tuple[datetime, int]]:
+        """When each usage report of the lease came in, and what all epochs had counted by then, in GPU-ms."""
+        rows = self.query(
+            """SELECT r.received_at, a.epoch, r.gpu_ms_total FROM fleet_usagereport r
+               JOIN fleet_agent a ON a.id = r.agent_id WHERE r.assignment_id = %s ORDER BY r.received_at, r.seq""",
+            lease_id,
+        )
+        highest: dict[int, int] = {}
+        told = []
+        for received_at, epoch, gpu_ms in rows:
+            highest[epoch] = max(gpu_ms, highest.get(epoch, 0))
+            told.append((received_at, sum(highest.values())))
+        return told
 
     def reports(self, agent: Identity) -> int:
         ((count,),) = self.query("SELECT count(*) FROM fleet_usagereport WHERE agent_id = %s", agent.agent_id)

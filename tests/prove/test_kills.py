@@ -181,7 +181,13 @@ def test_what_an_agent_counted_before_it_was_enrolled_anew_is_not_counted_again(
     fenced = ordeal.fenced
     assert fenced is not None
     (lease,) = (each for each in ordeal.leases if each["id"] == fenced.lease_id)
-    assert sum(ordeal.counters(fenced.lease_id).values()) <= lease["gpus"] * held_s(lease) * 1000
+    began = datetime.fromisoformat(lease["created_at"])
+    heard = ordeal.heard(fenced.lease_id)
+    assert len(heard) > 2
+    # An agent hears of the end at its next call and counts until then: each report is held against its own time.
+    for at, gpu_ms in heard:
+        assert gpu_ms <= lease["gpus"] * (at - began).total_seconds() * 1000, (at, lease["ended_at"])
+    assert lease["delivered_gpu_ms"] <= lease["gpus"] * held_s(lease) * 1000
 
 
 def test_a_double_of_the_agent_ends_no_trainer_of_the_other(ordeal: Ordeal) -> None:

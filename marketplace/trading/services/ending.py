@@ -1,7 +1,8 @@
 """How a lease ends: minutes not begun are given back, the meter is closed, and what is left of the money returns.
 
 Invariant: ending moves a lease once, whatever is repeated; the minute in progress stays sold, so it is never sold
-twice. Between the end and its settlement the agent's last counter is still taken, and no second after the end.
+twice. Between the end and its settlement the agent's last counter is still taken, and no more of it than was held until
+the end: an agent counts on until its next call, and what is billed is the lesser of its counter and of that time.
 """
 
 from __future__ import annotations
