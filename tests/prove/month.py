@@ -81,6 +81,7 @@ class Month:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
+        self.web = httpx.Client(trust_env=False)
         self.now = self.start
         self.actors = [
             Actor(Organisation.objects.create(name=f"participant {number}"), Role.OWNER, "sim")
@@ -100,7 +101,7 @@ class Month:
         for actor in self.rng.sample(self.actors, self.people // 4):
             self.pay_in(actor)
         for seller in self.sellers[::2]:
-            httpx.post(open_seller_account(seller, self.now), data={"button": "done"})
+            self.web.post(open_seller_account(seller, self.now), data={"button": "done"})
             refresh_seller_account(seller.organisation, self.now)
 
     # ---------------------------------------------------------------------------------------------------------- time
@@ -143,10 +144,15 @@ class Month:
             self.fired[name] += 1
 
     def serve(self) -> None:
-        """Every agent is seen and tells what it counted, of what it was there for."""
+        """Every agent that holds something is seen and tells what it counted, of what it was there for."""
+        held_by: dict[str, list[Lease]] = {}
+        for lease in Lease.objects.filter(settled_at=None).order_by("created_at", "pk"):
+            held_by.setdefault(lease.island_id, []).append(lease)
         for island, agent in self.islands:
+            if island.pk not in held_by:
+                continue
             hooks.observe_beat(agent, self.now)
-            leases = list(Lease.objects.filter(island=island).filter(state__in=LIVE).order_by("created_at", "pk"))
+            leases = [lease for lease in held_by[island.pk] if lease.state in LIVE]
             held = pieces_of(leases)
             records = []
             for lease in leases:
@@ -172,7 +178,7 @@ class Month:
     def pay_in(self, actor: Actor) -> None:
         dollars = self.rng.choice([50, 200, 500])
         top_up = open_payment(start_top_up(actor, amount_uusd=dollars * USD, now=self.now).pk, self.now)
-        httpx.post(top_up.pay_url, data={"button": "pay" if self.rng.random() < 0.9 else "decline"})
+        self.web.post(top_up.pay_url, data={"button": "pay" if self.rng.random() < 0.9 else "decline"})
         settle_top_up(top_up.pk, self.now)
 
     def someone_pays_in(self) -> None:
@@ -322,6 +328,7 @@ class Month:
             self.now += timedelta(days=days)
             sweep_leases(self.now)
             self.money()
+        self.web.close()
 
     def print_of_ledger(self) -> str:
         """The same for the same seed: every balance, by whose and what for."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from django.db import transaction
 
 from marketplace.accounts.models import Organisation
-from marketplace.billing.ledger import Entry, account, lock, post
+from marketplace.billing.ledger import Entry, account, accounts, lock, post
 from marketplace.billing.models import AccountKind, LedgerAccount, TransferKind
 from marketplace.billing.services.freezing import is_frozen
 from marketplace.core.errors import Conflict
@@ -25,18 +25,18 @@ def escrow(ref: str, organisation: Organisation) -> LedgerAccount:
 
 def deposit(organisation: Organisation, amount_uusd: int, payment_ref: str) -> None:
     """Credit a payment that the payment provider confirmed; the payment's name makes it count once."""
-    source = account(AccountKind.STRIPE_PENDING)
+    source, target = accounts((AccountKind.STRIPE_PENDING, None, ""), (AccountKind.BUYER_CASH, organisation.pk, ""))
     key = fact_id("deposit", payment_ref)
-    post([Entry(key, TransferKind.DEPOSIT, source, cash(organisation), amount_uusd, payment_ref)])
+    post([Entry(key, TransferKind.DEPOSIT, source, target, amount_uusd, payment_ref)])
 
 
 def hold(ref: str, organisation: Organisation, amount_uusd: int, tranche: int = 0) -> LedgerAccount:
     """Hold cash in the escrow `ref`; another tranche adds to it. Who is frozen holds no more."""
     if is_frozen(organisation):
         raise Conflict("payments of this organisation are under dispute: nothing more is held", code="frozen")
-    target = escrow(ref, organisation)
+    source, target = accounts((AccountKind.BUYER_CASH, organisation.pk, ""), (AccountKind.ESCROW, organisation.pk, ref))
     key = fact_id("hold", ref, tranche)
-    post([Entry(key, TransferKind.HOLD, cash(organisation), target, amount_uusd, ref)])
+    post([Entry(key, TransferKind.HOLD, source, target, amount_uusd, ref)])
     return target
 
 
@@ -44,8 +44,7 @@ def hold_from(
     ref: str, source_ref: str, organisation: Organisation, amount_uusd: int, tranche: int = 0
 ) -> LedgerAccount:
     """Hold part of what the escrow `source_ref` already holds."""
-    target = escrow(ref, organisation)
-    source = escrow(source_ref, organisation)
+    source, target = accounts(*((AccountKind.ESCROW, organisation.pk, each) for each in (source_ref, ref)))
     key = fact_id("earmark", ref, source_ref, tranche)
     post([Entry(key, TransferKind.EARMARK, source, target, amount_uusd, ref)])
     return target

@@ -12,10 +12,10 @@ from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Exists, F, OuterRef, Q, Sum
+from django.db.models import Exists, F, OuterRef, Q, Subquery, Sum
 
 from marketplace.accounts.models import Organisation
-from marketplace.billing.ledger import Entry, account, lock, post
+from marketplace.billing.ledger import Entry, account, accounts, lock, post
 from marketplace.billing.models import AccountKind, LedgerAccount, Meter, Phase, Transfer, TransferKind
 from marketplace.billing.services.freezing import standing
 from marketplace.billing.services.metering import lock_meter
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 SWEEP_BATCH = 1_000
 BPS = 10_000
+POSTED = [Phase.SINGLE, Phase.CONFIRM]
 
 
 def mature_earnings(now: datetime) -> int:
@@ -48,8 +49,15 @@ def release_reserves(now: datetime) -> int:
     kept = LedgerAccount.objects.filter(
         kind=AccountKind.SELLER_RESERVE, credits_posted_uusd__gt=F("debits_posted_uusd") + F("debits_pending_uusd")
     )
-    rows = kept.exclude(organisation__in=frozen).select_related("organisation")
+    old = Transfer.objects.filter(credit=OuterRef("pk"), effective_at__lt=_kept_until(now), phase__in=POSTED)
+    total = old.order_by().values("credit").annotate(total=Sum("amount_uusd")).values("total")
+    due = kept.annotate(old_uusd=Subquery(total)).filter(old_uusd__gt=F("debits_posted_uusd"))
+    rows = due.exclude(organisation__in=frozen).select_related("organisation")
     return sum(_release_reserve(row, now) for row in rows.order_by("pk"))
+
+
+def _kept_until(now: datetime) -> datetime:
+    return now - timedelta(days=settings.SELLER_RESERVE_DAYS)
 
 
 @transaction.atomic
@@ -61,15 +69,14 @@ def _mature(key: str, until: datetime, now: datetime) -> bool:
     if due_uusd <= 0:
         return False
     seller = meter.seller
-    accrued = account(AccountKind.SELLER_ACCRUED, seller)
+    kinds = (AccountKind.SELLER_ACCRUED, AccountKind.SELLER_PAYABLE, AccountKind.SELLER_RESERVE)
+    accrued, payable, reserve = accounts(*((kind, seller.pk, "") for kind in kinds))
     kept_uusd = due_uusd * settings.SELLER_RESERVE_BPS // BPS if _is_new(seller, now) else 0
     entries = []
     if due_uusd > kept_uusd:
-        payable = account(AccountKind.SELLER_PAYABLE, seller)
         name = fact_id("mature", key, meter.matured_uusd)
         entries.append(Entry(name, TransferKind.MATURE, accrued, payable, due_uusd - kept_uusd, key, effective_at=now))
     if kept_uusd:
-        reserve = account(AccountKind.SELLER_RESERVE, seller)
         name = fact_id("reserve", key, meter.matured_uusd)
         entries.append(Entry(name, TransferKind.RESERVE, accrued, reserve, kept_uusd, key, effective_at=now))
     post(entries)
@@ -85,10 +92,8 @@ def _release_reserve(row: LedgerAccount, now: datetime) -> bool:
     organisation = row.organisation
     if organisation is None:
         return False
-    until = now - timedelta(days=settings.SELLER_RESERVE_DAYS)
-    kept = Transfer.objects.filter(
-        credit=reserve, effective_at__lt=until, phase__in=[Phase.SINGLE, Phase.CONFIRM]
-    ).aggregate(total=Sum("amount_uusd"))["total"]
+    old = Transfer.objects.filter(credit=reserve, effective_at__lt=_kept_until(now), phase__in=POSTED)
+    kept = old.aggregate(total=Sum("amount_uusd"))["total"]
     # What has left it was the oldest.
     due_uusd = min(int(kept or 0) - reserve.debits_posted_uusd, reserve.available_uusd)
     if due_uusd <= 0:

@@ -6,7 +6,8 @@ charge for it exactly. Everything happens under the meter's row lock; accounts a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from zlib import crc32
 
@@ -14,7 +15,7 @@ from django.db import connection, transaction
 from django.db.models import Sum
 
 from marketplace.accounts.models import Organisation
-from marketplace.billing.ledger import Entry, account, lock, post
+from marketplace.billing.ledger import Entry, Wanted, accounts, lock, post
 from marketplace.billing.models import AccountKind, LedgerAccount, Meter, MeterState, TransferKind
 from marketplace.billing.services.holds import release
 from marketplace.core.clock import to_ms
@@ -108,19 +109,36 @@ def window_gpu_ms(meter: Meter) -> int:
     return (to_ms(meter.end_at) - to_ms(meter.start_at)) * meter.gpus
 
 
-@transaction.atomic
-def observe_beat(ref: str, now: datetime) -> Meter:
+# Locked in id order; what two beats tell at once counts once, since the second sees the first one's row.
+OBSERVE = """
+    WITH seen AS (SELECT * FROM jsonb_to_recordset(%s::jsonb) AS s(id text, at timestamptz)),
+    held AS (
+        SELECT m.id, s.at, greatest(0,
+                   floor(extract(epoch FROM least(s.at, m.end_at)) * 1000)
+                   - floor(extract(epoch FROM greatest(m.last_beat_at, m.start_at)) * 1000))::bigint * m.gpus AS gpu_ms,
+               floor(extract(epoch FROM s.at) * 1000) - floor(extract(epoch FROM m.last_beat_at) * 1000) AS gap_ms
+          FROM billing_meter m JOIN seen s ON s.id = m.id
+         WHERE m.state = 'open' AND (m.last_beat_at IS NULL OR m.last_beat_at < s.at)
+         ORDER BY m.id FOR NO KEY UPDATE OF m)
+    UPDATE billing_meter m
+       SET last_beat_at = h.at,
+           covered_gpu_ms = m.covered_gpu_ms + CASE WHEN h.gap_ms <= %s THEN h.gpu_ms ELSE 0 END
+      FROM held h WHERE h.id = m.id
+"""
+
+
+def observe_beat(ref: str, now: datetime) -> None:
     """Note that the agent was seen. A gap of up to 90 s counts in full, a longer one not at all."""
-    meter = lock_meter(ref)
-    last = meter.last_beat_at
-    if meter.state != MeterState.OPEN or (last is not None and now <= last):
-        return meter
-    if last is not None and to_ms(now) - to_ms(last) <= COVERAGE_GAP_MS:
-        inside_ms = min(to_ms(now), to_ms(meter.end_at)) - max(to_ms(last), to_ms(meter.start_at))
-        meter.covered_gpu_ms += max(inside_ms, 0) * meter.gpus
-    meter.last_beat_at = now
-    meter.save(update_fields=["covered_gpu_ms", "last_beat_at"])
-    return meter
+    observe_beats({ref: now})
+
+
+def observe_beats(seen: Mapping[str, datetime]) -> None:
+    """The same of many meters, each at its own time."""
+    if not seen:
+        return
+    rows = [{"id": ref, "at": at.isoformat()} for ref, at in seen.items()]
+    with connection.cursor() as cursor:
+        cursor.execute(OBSERVE, [json.dumps(rows), COVERAGE_GAP_MS])
 
 
 @transaction.atomic
@@ -152,9 +170,9 @@ def lock_meter(ref: str) -> Meter:
     return Meter.objects.select_for_update(no_key=True).get(pk=ref)
 
 
-def fee_account(meter: Meter) -> LedgerAccount:
-    """The shard of our revenue that the meter's fees go to."""
-    return account(AccountKind.FEE_REVENUE, ref=fee_shard(meter.pk))
+def paid_to(meter: Meter) -> tuple[Wanted, Wanted]:
+    """Where what is charged goes: to the seller, and the meter's shard of our revenue."""
+    return (AccountKind.SELLER_ACCRUED, meter.seller_id, ""), (AccountKind.FEE_REVENUE, None, fee_shard(meter.pk))
 
 
 def fee_shard(ref: str) -> str:
@@ -172,25 +190,45 @@ def capture(ref: str, *, at: datetime | None = None) -> None:
 def note_usage(ref: str, epoch: int, gpu_ms_total: int, source: str = "") -> None:
     """Keep an agent's cumulative counter; the next tick of `ticking.capture_due` charges what it makes billable. Late
     and repeated reports are harmless. `source` tells apart the assignments that serve one lease."""
+    note_usages(epoch, {(ref, source): gpu_ms_total})
+
+
+def note_usages(epoch: int, totals: Mapping[tuple[str, str], int]) -> None:
+    """The same of many counters, each the GPU-ms of a meter and source."""
     if epoch < 0:
         raise InvalidInput.at("epoch", "must not be negative")
-    if not 0 <= gpu_ms_total < 2**53:
+    if not all(0 <= total < 2**53 for total in totals.values()):
         raise InvalidInput.at("gpu_ms_total", "must be between zero and 2**53")
+    if not totals:
+        return
+    rows = sorted((ref, source, total) for (ref, source), total in totals.items())
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO billing_metercounter AS c (meter_id, source, epoch, gpu_ms_total) VALUES (%s, %s, %s, %s)"
+            "INSERT INTO billing_metercounter AS c (meter_id, source, epoch, gpu_ms_total)"
+            " SELECT n.ref, n.source, %s, n.total FROM unnest(%s::text[], %s::text[], %s::bigint[])"
+            " AS n(ref, source, total)"
             " ON CONFLICT (meter_id, source, epoch) DO UPDATE SET gpu_ms_total = excluded.gpu_ms_total"
             " WHERE c.gpu_ms_total < excluded.gpu_ms_total",
-            [ref, source, epoch, gpu_ms_total],
+            [epoch, *(list(column) for column in zip(*rows, strict=True))],
         )
+
+
+# From the first holder down: whoever locks a chain locks it in this order.
+CHAIN = """
+    WITH RECURSIVE above AS (
+        SELECT id, upstream_id, 0 AS height FROM billing_meter WHERE id = %s
+        UNION ALL
+        SELECT m.id, m.upstream_id, a.height + 1 FROM billing_meter m JOIN above a ON m.id = a.upstream_id)
+    SELECT m.* FROM billing_meter m JOIN above a ON a.id = m.id ORDER BY a.height DESC FOR NO KEY UPDATE OF m
+"""
 
 
 def _lock_chain(ref: str) -> list[Meter]:
     """The meter, that of the holder it was bought of, and so on; locked from the first holder down."""
-    keys = [ref]
-    while (above := Meter.objects.filter(pk=keys[-1]).values_list("upstream_id", flat=True).first()) is not None:
-        keys.append(above)
-    return [lock_meter(key) for key in reversed(keys)][::-1]
+    chain = list(Meter.objects.raw(CHAIN, [ref]))[::-1]
+    if not chain:
+        raise Meter.DoesNotExist(ref)
+    return chain
 
 
 def _capture(chain: Sequence[Meter], at: datetime | None) -> None:
@@ -202,21 +240,20 @@ def _capture(chain: Sequence[Meter], at: datetime | None) -> None:
         if billable:
             note_usage(meter.pk, 0, billable[-1], chain[len(billable) - 1].pk)
         billable.append(_billable_gpu_ms(meter))
-    for meter, gpu_ms in reversed(list(zip(chain, billable, strict=True))):
-        _charge(meter, gpu_ms, at)
+    due = [pair for pair in zip(chain, billable, strict=True) if pair[1] > pair[0].billable_gpu_ms]
+    to = accounts(*(wanted for meter, _ in due for wanted in paid_to(meter))) if due else []
+    charges = [
+        advance(meter, gpu_ms, accrued, revenue, at)
+        for (meter, gpu_ms), accrued, revenue in zip(due, to[::2], to[1::2], strict=True)
+    ]
+    post([entry for charge in reversed(charges) for entry in charge])
+    for meter, _ in due:
+        meter.save(update_fields=["billable_gpu_ms", "charged_uusd", "fee_uusd"])
 
 
 def _billable_gpu_ms(meter: Meter) -> int:
     counted = meter.counters.aggregate(total=Sum("gpu_ms_total"))["total"] or 0
     return max(meter.billable_gpu_ms, min(int(counted), meter.covered_gpu_ms, window_gpu_ms(meter)))
-
-
-def _charge(meter: Meter, billable_gpu_ms: int, at: datetime | None) -> None:
-    if billable_gpu_ms <= meter.billable_gpu_ms:
-        return
-    accrued, revenue = account(AccountKind.SELLER_ACCRUED, meter.seller), fee_account(meter)
-    post(advance(meter, billable_gpu_ms, accrued, revenue, at))
-    meter.save(update_fields=["billable_gpu_ms", "charged_uusd", "fee_uusd"])
 
 
 def advance(

@@ -14,9 +14,9 @@ from datetime import datetime
 from django.db import transaction
 
 from marketplace.accounts.audit import record
-from marketplace.billing.ledger import Entry, account, lock, post
+from marketplace.billing.ledger import Entry, account, accounts, lock, post
 from marketplace.billing.models import AccountKind, Meter, Transfer, TransferKind
-from marketplace.billing.services.metering import fee_account, lock_meter
+from marketplace.billing.services.metering import lock_meter, paid_to
 from marketplace.core.errors import Conflict, InvalidInput
 from marketplace.core.ids import fact_id
 from marketplace.core.money import fee_uusd, format_usd
@@ -54,9 +54,12 @@ def refund(incident: str, lease_ref: str, amount_uusd: int, *, reason: str, by: 
     ours_uusd = meter.fee_uusd - meter.fee_refunded_uusd - kept_fee_uusd
     theirs_uusd = amount_uusd - ours_uusd
     earned_uusd = meter.charged_uusd - meter.fee_uusd
-    cash = account(AccountKind.BUYER_CASH, meter.buyer)
-    accrued = account(AccountKind.SELLER_ACCRUED, meter.seller)
-    reserve = account(AccountKind.SELLER_RESERVE, meter.seller)
+    accrued, revenue, reserve, owed, cash = accounts(
+        *paid_to(meter),
+        (AccountKind.SELLER_RESERVE, meter.seller_id, ""),
+        (AccountKind.SELLER_RECEIVABLE, meter.seller_id, ""),
+        (AccountKind.BUYER_CASH, meter.buyer_id, ""),
+    )
     accrued, reserve = lock(accrued, reserve)
     unmatured_uusd = earned_uusd - meter.matured_uusd - meter.unmatured_refunds_uusd
     from_accrued = min(theirs_uusd, unmatured_uusd)
@@ -65,8 +68,8 @@ def refund(incident: str, lease_ref: str, amount_uusd: int, *, reason: str, by: 
     parts = (
         ("accrued", TransferKind.SELLER_REFUND, accrued, done.from_accrued_uusd),
         ("reserve", TransferKind.SELLER_REFUND, reserve, done.from_reserve_uusd),
-        ("owed", TransferKind.SELLER_REFUND, account(AccountKind.SELLER_RECEIVABLE, meter.seller), done.owed_uusd),
-        ("fee", TransferKind.FEE_REFUND, fee_account(meter), done.from_fee_uusd),
+        ("owed", TransferKind.SELLER_REFUND, owed, done.owed_uusd),
+        ("fee", TransferKind.FEE_REFUND, revenue, done.from_fee_uusd),
     )
     post(
         [

@@ -15,10 +15,10 @@ from datetime import datetime
 from django.db import connection, transaction
 
 from marketplace.accounts.models import Organisation
-from marketplace.billing.ledger import Entry, account, post_set
+from marketplace.billing.ledger import Entry, account, accounts, post_set
 from marketplace.billing.models import AccountKind, LedgerAccount, Meter
 from marketplace.billing.selectors import BILLABLE
-from marketplace.billing.services.metering import FEE_SHARDS, advance, capture, fee_shard
+from marketplace.billing.services.metering import advance, capture, fee_shard
 from marketplace.core.errors import Problem
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,8 @@ def _capture_batch(refs: Sequence[str], now: datetime) -> int:
 def _capture_at_once(refs: Sequence[str], now: datetime) -> int:
     meters = _lock(refs)
     accrued = _accounts_of_sellers(meters)
-    revenue = {f"{shard:02d}": account(AccountKind.FEE_REVENUE, ref=f"{shard:02d}") for shard in range(FEE_SHARDS)}
+    shards = {fee_shard(meter.pk) for meter, _ in meters}
+    revenue = {row.ref: row for row in accounts(*((AccountKind.FEE_REVENUE, None, shard) for shard in sorted(shards)))}
     entries: list[Entry] = []
     for meter, billable_gpu_ms in meters:
         entries += advance(meter, billable_gpu_ms, accrued[meter.seller_id], revenue[fee_shard(meter.pk)], now)

@@ -76,7 +76,8 @@ def end_lease(lease_id: str, *, reason: str, failed: bool = False, by: str, now:
         if unbegun:
             settle(lease.pk, now)
         wake(TICK)
-        return lock_lease(lease.pk)
+        lease.refresh_from_db()
+        return lease
 
 
 def withdraw_sales(lease: Lease, now: datetime) -> None:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from django.db.models import Exists, OuterRef, Q
 
-from marketplace.billing.services.metering import note_usage, observe_beat
+from marketplace.billing.services.metering import note_usages, observe_beats
 from marketplace.core.clock import minute_of, minute_start, to_ms
 from marketplace.fleet.models import Agent, Island
 from marketplace.trading.models import Lease, LeasePurpose
@@ -32,8 +32,8 @@ def observe_island_beat(agent: Agent, now: datetime) -> None:
     leases = Lease.objects.filter(running, island_id=agent.island_id).annotate(
         passes_on=Exists(Lease.objects.filter(upstream=OuterRef("pk"), settled_at=None))
     )
-    for lease_id, ended_at, passes_on in leases.order_by("pk").values_list("pk", "ended_at", "passes_on"):
-        observe_beat(lease_id, now if ended_at is None or passes_on else min(now, ended_at))
+    rows = leases.values_list("pk", "ended_at", "passes_on")
+    observe_beats({key: now if ended_at is None or goes_on else min(now, ended_at) for key, ended_at, goes_on in rows})
 
 
 def take_island_usage(agent: Agent, records: Sequence[UsageRecord], now: datetime) -> None:
@@ -46,7 +46,8 @@ def take_island_usage(agent: Agent, records: Sequence[UsageRecord], now: datetim
     rows = Lease.objects.filter(pk__in=keys, island_id=agent.island_id).select_related("sku").order_by("pk")
     leases = {lease.pk: lease for lease in rows.annotate(was_cut=Exists(Lease.objects.filter(upstream=OuterRef("pk"))))}
     most = _most_gpu_ms([lease for lease in leases.values() if lease.was_cut])
-    for assignment_id in sorted(highest):
+    counted: dict[tuple[str, str], int] = {}
+    for assignment_id in highest:
         lease = leases.get(lease_of_piece(assignment_id))
         if lease is None or lease.settled_at is not None:
             continue
@@ -54,8 +55,8 @@ def take_island_usage(agent: Agent, records: Sequence[UsageRecord], now: datetim
         if lease.was_cut:
             # Its window is not its own alone any longer: nothing counts beyond the piece that was served.
             gpu_ms = min(gpu_ms, most.get(assignment_id, 0))
-        source = "" if assignment_id == lease.pk else assignment_id
-        note_usage(lease.pk, agent.epoch, gpu_ms, source)
+        counted[lease.pk, "" if assignment_id == lease.pk else assignment_id] = gpu_ms
+    note_usages(agent.epoch, counted)
     strangers = sorted(keys - leases.keys())
     if strangers:
         logger.warning("%s reported usage of what its island never held: %s", agent, ", ".join(strangers[:5]))
